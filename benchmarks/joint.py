@@ -33,7 +33,7 @@ from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
 from espalier_lab.scheduling.placement.performance import Truth
 from espalier_lab.scheduling.placement.placers import Model, Oracle, run, run_together
 from espalier_lab.scheduling.placement.tasks import KINDS, Family, PlacementEpisode, draw_task, episode
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 FAMILY: Final = Family(nodes=24)
 LARGE: Final = Family(nodes=64)
@@ -118,7 +118,7 @@ def oracle(_: PlacementEpisode) -> Placing:
 
 def episodes(count: int, size: int, *, markdown: bool) -> str:
     """Return mean completion times of `count` episodes with bursts of this size."""
-    drawn = [in_bursts(episode(FAMILY, Purpose.JUDGE, index), size) for index in range(count)]
+    drawn = [in_bursts(episode(FAMILY, SeedSplit.JUDGE, index), size) for index in range(count)]
     rows = []
     for name, make in (("online", online), ("oracle", oracle)):
         single = [run(PlacementCluster(each), make(each)) for each in drawn]

@@ -40,7 +40,7 @@ from espalier_lab.scheduling.allocation.rules import RULES, fixed
 from espalier_lab.scheduling.allocation.source import source
 from espalier_lab.scheduling.learned.files import AllocationPolicy, make_policy, read_policy, write_policy
 from espalier_lab.scheduling.learners.learner import LearnerSettings
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 SETTINGS: Final = LearnerSettings()
 UNSEEN: Final = ("seq2seq", "cnn-text-classification")
@@ -143,9 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rules = {**RULES, "fixed counts": fixed(best)}
     found: dict[int, Judged] = {}
     for nodes in sorted(sizes, reverse=True):
-        found[nodes] = {name: [judge(rule, nodes, episodes, Purpose.JUDGE)] for name, rule in rules.items()}
+        found[nodes] = {name: [judge(rule, nodes, episodes, SeedSplit.JUDGE)] for name, rule in rules.items()}
         for name, each in ((name, each) for name, each in policies.items() if each):
-            found[nodes][name] = [judge(greedy(one.network), nodes, episodes, Purpose.JUDGE) for one in each]
+            found[nodes][name] = [judge(greedy(one.network), nodes, episodes, SeedSplit.JUDGE) for one in each]
         print(table(found[nodes], nodes, markdown=options.markdown), flush=True)
     if options.picture is not None:
         draw(found, options.picture)

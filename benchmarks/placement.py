@@ -71,7 +71,7 @@ from espalier_lab.scheduling.placement.tasks import (
     episode,
     kinds,
 )
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 Floats = NDArray[np.float64]
 MEMORIES: Final = (math.inf, 40_000.0)
@@ -126,7 +126,7 @@ def true_prior() -> Prior:
     """Return what is true of all clusters of the family: a prior that is learnt can know no more."""
     table, covariance = kinds(), np.diag([KIND_DEVIATION**2] * (2 * KINDS + 2))
     covariance[KINDS : 2 * KINDS, KINDS : 2 * KINDS] += TASK_DEVIATION**2
-    tasks = [draw_task(FAMILY, np.random.default_rng((Purpose.TRAIN, 1, index))) for index in range(2_000)]
+    tasks = [draw_task(FAMILY, np.random.default_rng((SeedSplit.TRAIN, 1, index))) for index in range(2_000)]
     links = np.log([(task.nic_bytes, task.uplink_bytes) for task in tasks])
     covariance[-2:, -2:] = np.cov(links.T)
     slowness = np.log([task.slowness for task in tasks])
@@ -240,7 +240,7 @@ def reinforced(
     if "PPO" in actors:
         rows.insert(1, ("PPO, fine-tuned", fine_tuned, actors["PPO"]))
     for name, way, learnt in rows:
-        play = partial(way, episodes=judge, purpose=Purpose.JUDGE, shift=shift, family=family)
+        play = partial(way, episodes=judge, purpose=SeedSplit.JUDGE, shift=shift, family=family)
         by_seed = np.array([each.result() for each in [pool.submit(play, each) for each in learnt]])
         means = ", ".join(f"{each.mean():,.0f}" for each in by_seed)
         print(f"{name}, shift {shift}, seconds by seed: {means}", flush=True)
@@ -314,15 +314,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{seeds} seeds of {', '.join(options.learners)}, {decisions:,} decisions each; a load of {options.load:g}")
     family = replace(FAMILY, load=options.load)
     prior = learn_prior(
-        [episode(family, Purpose.TRAIN, index) for index in range(train)],
+        [episode(family, SeedSplit.TRAIN, index) for index in range(train)],
         on_round=lambda turn, mean: progress(f"learnt prior, round {turn + 1}: {mean:,.0f} s while it explores"),
     )
     truth, tables = true_prior(), dict[str, dict[str, Floats]]()
     with workers(options.processes) as pool:
         actors = learnt_actors(pool, options.learners, seeds, decisions, options.keep, family)
         for shift in (False, True):
-            drawn = [episode(family, Purpose.CHOOSE, index, shift=shift) for index in range(choose)]
-            judged = [episode(family, Purpose.JUDGE, index, shift=shift) for index in range(judge)]
+            drawn = [episode(family, SeedSplit.CHOOSE, index, shift=shift) for index in range(choose)]
+            judged = [episode(family, SeedSplit.JUDGE, index, shift=shift) for index in range(judge)]
             rules: dict[str, Callable[[PlacementEpisode], Placer]] = {
                 name: lambda _, p=place: PlacementRule(p) for name, place in RULES.items()
             }

@@ -40,7 +40,7 @@ from espalier_lab.scheduling.placement.placers import RULES, Model, Oracle
 from espalier_lab.scheduling.placement.prior import learn_prior
 from espalier_lab.scheduling.placement.sharing import ByModel, ByRule, Sharing, run_elastic
 from espalier_lab.scheduling.placement.tasks import Family, episode
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 FAMILY: Final = Family()
 FIRST: Final = "learnt prior, one after the other"
@@ -76,7 +76,7 @@ def sharing(name: str, prior: Prior) -> Sharing:
 
 def play(name: str, prior: Prior, family: Family, index: int) -> Played:
     """Play the episode to judge of this number."""
-    cluster = ElasticCluster(episode(family, Purpose.JUDGE, index))
+    cluster = ElasticCluster(episode(family, SeedSplit.JUDGE, index))
     seconds, jobs = run_elastic(cluster, sharing(name, prior)), cluster.jobs.values()
     return Played(
         seconds,
@@ -87,7 +87,7 @@ def play(name: str, prior: Prior, family: Family, index: int) -> Played:
 
 def decision_seconds(jobs: int, nodes: int) -> float:
     """Return the CPU seconds of deciding numbers and nodes of this many jobs together, by the true performance."""
-    drawn = episode(replace(FAMILY, jobs=jobs, nodes=nodes), Purpose.TRAIN, 0)
+    drawn = episode(replace(FAMILY, jobs=jobs, nodes=nodes), SeedSplit.TRAIN, 0)
     at_once = replace(drawn, arrivals=tuple(replace(arrival, at=0.0) for arrival in drawn.arrivals))
     cluster = ElasticCluster(at_once)
     wanted = next(cluster.allocations())
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         loads, episodes, train = [0.35, 0.7], 2, 8
     print(f"{command()}\n{environment('numpy')}\n{train} episodes to learn, {episodes} to judge", flush=True)
     known = kept(options.runs)
-    prior = learn_prior([episode(FAMILY, Purpose.TRAIN, index) for index in range(train)])
+    prior = learn_prior([episode(FAMILY, SeedSplit.TRAIN, index) for index in range(train)])
 
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
         play_all = pool.map if options.processes > 1 else map

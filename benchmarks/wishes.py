@@ -31,7 +31,7 @@ from espalier_lab.scheduling.placement.placers import RULES, PlacementRule, run
 from espalier_lab.scheduling.placement.prior import learn_prior
 from espalier_lab.scheduling.placement.tasks import Family, episode
 from espalier_lab.scheduling.product.placing import placed
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 from espalier_lab.simulator.rounds import answer
 from espalier_operator.policies.learned import Allotment
 from espalier_operator.policies.view import Candidate, View
@@ -73,7 +73,7 @@ def by_wishes(cluster: PlacementCluster, prior: Prior, opening: float) -> float:
     return cluster.mean_seconds
 
 
-def played(family: Family, purpose: Purpose, count: int, prior: Prior, opening: float) -> list[float]:
+def played(family: Family, purpose: SeedSplit, count: int, prior: Prior, opening: float) -> list[float]:
     """Return the mean completion times of this number of episodes by wishes."""
     return [by_wishes(PlacementCluster(episode(family, purpose, index)), prior, opening) for index in range(count)]
 
@@ -104,13 +104,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     train, choose, judge = (2, 1, 2) if options.quick else (options.train, options.choose, options.judge)
     print(f"{command()}\n{environment('numpy')}", flush=True)
     # At the family's own load, as `espalier policies retrain --placement` does, which learns from 20 episodes, not 80.
-    drawn = [episode(Family(), Purpose.TRAIN, index) for index in range(train)]
+    drawn = [episode(Family(), SeedSplit.TRAIN, index) for index in range(train)]
     prior = learn_prior(drawn, on_round=lambda turn, _: progress(f"prior, round {turn + 1} of 4"))
     families = {load: Family(load=load) for load in options.loads}
     means = {}
     for opening in (0.0, *OPENINGS):
         known = list(families.values())[:CHOSEN_BY]
-        found = [statistics.fmean(played(family, Purpose.CHOOSE, choose, prior, opening)) for family in known]
+        found = [statistics.fmean(played(family, SeedSplit.CHOOSE, choose, prior, opening)) for family in known]
         means[opening] = sum(found)
         progress(f"opening {opening:g}: " + ", ".join(f"{mean:,.0f} s" for mean in found))
     best = min(OPENINGS, key=lambda opening: means[opening])
@@ -118,13 +118,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for load, family in families.items():
         times = {
             name: [
-                run(PlacementCluster(episode(family, Purpose.JUDGE, index)), PlacementRule(rule))
+                run(PlacementCluster(episode(family, SeedSplit.JUDGE, index)), PlacementRule(rule))
                 for index in range(judge)
             ]
             for name, rule in RULES.items()
         }
-        times[WISHES] = played(family, Purpose.JUDGE, judge, prior, 0.0)
-        times[KEPT] = played(family, Purpose.JUDGE, judge, prior, best)
+        times[WISHES] = played(family, SeedSplit.JUDGE, judge, prior, 0.0)
+        times[KEPT] = played(family, SeedSplit.JUDGE, judge, prior, best)
         print(table(load, times, markdown=options.markdown), flush=True)
 
 

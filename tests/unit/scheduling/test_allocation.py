@@ -31,7 +31,7 @@ from espalier_lab.scheduling.allocation.traces import Trace, draw
 from espalier_lab.scheduling.learned.twin import Twin
 from espalier_lab.scheduling.learners.learner import LearnerSettings, SchedulingLearner
 from espalier_lab.scheduling.learners.rollout import STOP, collect, estimated
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 from espalier_lab.simulator.jobs import FixedJob
 from espalier_lab.simulator.rounds import SimulatedNode
 
@@ -122,7 +122,7 @@ def reference_optimus(present: list[Reference]) -> tuple[Reference, int, int] | 
 
 
 def slots(nodes: int | list[int] = 24, count: int = 3, kept: AllocationSettings = SMALL, start: int = 0) -> Slots:
-    return Slots(kept, nodes, [draw(kept, Purpose.TRAIN, start + index) for index in range(count)])
+    return Slots(kept, nodes, [draw(kept, SeedSplit.TRAIN, start + index) for index in range(count)])
 
 
 def test_speeds_are_interpolated_as_scipy_does() -> None:
@@ -140,7 +140,7 @@ def test_rules_do_what_the_source_does(rule: Any, name: str, nodes: int) -> None
     ours = play(slots(nodes), rule)
     for index, found in enumerate(ours):
         choose = reference_drf(nodes) if name == "drf" else reference_optimus
-        assert found == pytest.approx(reference(draw(SMALL, Purpose.TRAIN, index), nodes, choose))
+        assert found == pytest.approx(reference(draw(SMALL, SeedSplit.TRAIN, index), nodes, choose))
 
 
 def test_episodes_side_by_side_are_those_one_by_one() -> None:
@@ -230,7 +230,7 @@ def test_what_is_no_action_is_refused_or_lets_time_pass(odd: int) -> None:
 
 
 def workers_form(count: int = 5) -> WorkerForm:
-    def jobs(purpose: Purpose, index: int) -> list[FixedJob]:
+    def jobs(purpose: SeedSplit, index: int) -> list[FixedJob]:
         rng = np.random.default_rng((purpose, index))
         return [
             FixedJob(f"j{i}", 100.0 * i, int(rng.integers(1, 5)), float(rng.uniform(60, 4000))) for i in range(count)
@@ -292,14 +292,14 @@ def test_the_vectorised_environment_plays_the_episode_that_is_named() -> None:
 
 
 def test_episodes_of_two_purposes_are_never_the_same() -> None:
-    drawn = [draw(source(), purpose, index).kinds for purpose in Purpose for index in range(3)]
+    drawn = [draw(source(), purpose, index).kinds for purpose in SeedSplit for index in range(3)]
     assert all((one != other).any() for one, other in itertools.combinations(drawn, 2))
-    assert set(draw(source(), Purpose.TRAIN, 0, (1, 4)).kinds) == {1, 4}
+    assert set(draw(source(), SeedSplit.TRAIN, 0, (1, 4)).kinds) == {1, 4}
 
 
 def learner(seed: int = 0, **changes: Any) -> SchedulingLearner:
     chosen = LearnerSettings(**{"imitated": 200, "kept": 1.0, "episodes": 4, "steps": 24, "decisions": 100, **changes})
-    traces = (draw(SMALL, Purpose.TRAIN, index) for index in itertools.count())
+    traces = (draw(SMALL, SeedSplit.TRAIN, index) for index in itertools.count())
     episodes = SlotEpisodes(lambda begun: Slots(SMALL, [8, 12, 8, 12], begun), traces, chosen.episodes)
     return SchedulingLearner(episodes, Twin(OPTIONS, seed=seed), chosen, seed)
 
@@ -324,7 +324,7 @@ def test_advantages_of_perfect_values_are_what_decisions_change() -> None:
     with torch.no_grad():
         for parameter in twin.value.parameters():
             parameter.zero_()
-    traces = (draw(SMALL, Purpose.TRAIN, index) for index in itertools.count())
+    traces = (draw(SMALL, SeedSplit.TRAIN, index) for index in itertools.count())
     episodes = SlotEpisodes(lambda begun: Slots(SMALL, 24, begun), traces, 2)
     generator = torch.Generator().manual_seed(1)
     found = collect(episodes, twin, 80, generator, discount=0.0)

@@ -12,7 +12,7 @@ from espalier_lab.scheduling.placement.performance import PlacedStepTime, slowdo
 from espalier_lab.scheduling.placement.placers import Model, run
 from espalier_lab.scheduling.placement.prior import learn_prior
 from espalier_lab.scheduling.placement.tasks import KINDS, Family, episode, kinds
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 NODES = 4
 
@@ -71,12 +71,12 @@ def test_what_was_measured_long_ago_is_forgotten() -> None:
 
 def test_a_prior_learnt_on_other_clusters_knows_kinds() -> None:
     family = Family(jobs=40)
-    prior = learn_prior([episode(family, Purpose.TRAIN, index) for index in range(8)], rounds=2)
+    prior = learn_prior([episode(family, SeedSplit.TRAIN, index) for index in range(8)], rounds=2)
     table = kinds()
     for found, hidden in (
         (prior.rest[:KINDS], [kind.sensitivity for kind in table]),
         (prior.rest[KINDS : 2 * KINDS], [kind.pressure for kind in table]),
     ):
         assert np.corrcoef(found, hidden)[0, 1] > 0.5
-    drawn = episode(family, Purpose.CHOOSE, 0)
+    drawn = episode(family, SeedSplit.CHOOSE, 0)
     assert run(PlacementCluster(drawn), Model(Belief(prior, family.nodes), optimism=0.2)) > 0

@@ -17,7 +17,7 @@ from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
 from espalier_lab.scheduling.placement.performance import Truth, step_time
 from espalier_lab.scheduling.placement.placers import Oracle, run, run_together
 from espalier_lab.scheduling.placement.tasks import KINDS, Family, draw_task, episode, kinds
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 FAMILY = Family(nodes=6, rack_nodes=3, jobs=20)
 Situation = tuple[Truth, Occupancy, dict[str, float], list[Gang]]
@@ -165,9 +165,9 @@ def test_a_large_burst_is_placed_without_being_moved() -> None:
 
 
 def test_episodes_are_played_to_their_ends_with_bursts() -> None:
-    drawn = episode(FAMILY, Purpose.TRAIN, 3)
+    drawn = episode(FAMILY, SeedSplit.TRAIN, 3)
     cluster = PlacementCluster(drawn)
     assert run_together(cluster, Oracle()) == pytest.approx(cluster.job_seconds / FAMILY.jobs)
     assert all(job.completed_at is not None for job in cluster.jobs.values())
-    alone = episode(Family(nodes=6, jobs=1), Purpose.TRAIN, 3)
+    alone = episode(Family(nodes=6, jobs=1), SeedSplit.TRAIN, 3)
     assert run_together(PlacementCluster(alone), Oracle()) == pytest.approx(run(PlacementCluster(alone), Oracle()))

@@ -31,7 +31,7 @@ from espalier_lab.scheduling.placement.episodes import SLOT_SECONDS, PlacementEp
 from espalier_lab.scheduling.placement.placers import PlacementRule, run
 from espalier_lab.scheduling.placement.reinforced import fine_tuned, frozen, learn_placement
 from espalier_lab.scheduling.placement.tasks import Family, episode
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 from espalier_lab.simulator.jobs import FixedJob
 from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_operator.policies.view import SpeedModel
@@ -61,7 +61,7 @@ class Known(FixedJob):
         return workers / self.requested
 
 
-def jobs(purpose: Purpose, index: int) -> list[FixedJob]:
+def jobs(purpose: SeedSplit, index: int) -> list[FixedJob]:
     rng = np.random.default_rng((purpose, index))
     kinds = [Known, Known, FixedJob]
     return [kinds[i % 3](f"j{i}", 90.0 * i, int(rng.integers(1, 7)), float(rng.uniform(200, 2000))) for i in range(6)]
@@ -71,16 +71,16 @@ FORM = WorkerForm(jobs, NODES, 6)
 
 
 def test_what_jobs_with_all_reduce_lose_is_the_time_that_they_did_not_train() -> None:
-    begun = FORM.begin(Purpose.TRAIN, 0)
+    begun = FORM.begin(SeedSplit.TRAIN, 0)
     # A second one beside it, which has more or fewer jobs at a time.
-    runs = (FORM.begin(Purpose.TRAIN, index) for index in itertools.count(1))
+    runs = (FORM.begin(SeedSplit.TRAIN, index) for index in itertools.count(1))
     episodes = WorkerEpisodes(itertools.chain([begun], runs), 2, 6)
     spent, lost = np.zeros(7), np.zeros(7)
     while not begun.over:
         ends, passed = episodes.act(episodes.taught("soonest"))
         if 0 in ends:
             spent, lost = spent + passed.spent[0], lost + passed.lost[0]
-    own = jobs(Purpose.TRAIN, 0)
+    own = jobs(SeedSplit.TRAIN, 0)
     trained = [job.seconds_alone() if isinstance(job, Known) else 0.0 for job in own]
     np.testing.assert_allclose(MOMENT * lost[:6], MOMENT * spent[:6] - trained, atol=1e-6)
     assert begun.mean_seconds - 120 <= MOMENT * spent[:6].mean() <= begun.mean_seconds  # it waits until it is seen
@@ -88,10 +88,10 @@ def test_what_jobs_with_all_reduce_lose_is_the_time_that_they_did_not_train() ->
 
 
 def test_rules_step_by_step_do_as_they_are_taught() -> None:
-    own = jobs(Purpose.JUDGE, 0)
+    own = jobs(SeedSplit.JUDGE, 0)
     Rounds(own, NODES, StepByStep("soonest")).run()
-    begun = FORM.begin(Purpose.JUDGE, 0)
-    episodes = WorkerEpisodes(iter([begun, FORM.begin(Purpose.JUDGE, 1)]), 1, 6)
+    begun = FORM.begin(SeedSplit.JUDGE, 0)
+    episodes = WorkerEpisodes(iter([begun, FORM.begin(SeedSplit.JUDGE, 1)]), 1, 6)
     while not begun.over:
         episodes.act(episodes.taught("soonest"))
     taken = [(job.completed_at or 0.0) - job.submitted_at for job in own]
@@ -105,9 +105,9 @@ def test_what_must_be_given_is_given() -> None:
 
 
 def test_jobs_of_traces_are_mixed_and_fresh() -> None:
-    traces = [jobs(Purpose.TRAIN, 0), jobs(Purpose.TRAIN, 1)]
+    traces = [jobs(SeedSplit.TRAIN, 0), jobs(SeedSplit.TRAIN, 1)]
     mixed = Mixed(traces, 4)
-    first, again, other = mixed(Purpose.TRAIN, 3), mixed(Purpose.TRAIN, 3), mixed(Purpose.CHOOSE, 3)
+    first, again, other = mixed(SeedSplit.TRAIN, 3), mixed(SeedSplit.TRAIN, 3), mixed(SeedSplit.CHOOSE, 3)
     sizes = [[(job.submitted_at, job.requested, job.seconds_alone()) for job in each] for each in (first, again, other)]
     assert sizes[0] == sizes[1] != sizes[2]
     assert [job.submitted_at for job in first] == [0.0, 90.0, 180.0, 270.0]
@@ -116,7 +116,7 @@ def test_jobs_of_traces_are_mixed_and_fresh() -> None:
 
 
 def test_an_actor_critic_remembers_whose_value_follows() -> None:
-    runs = (FORM.begin(Purpose.TRAIN, index) for index in itertools.count())
+    runs = (FORM.begin(SeedSplit.TRAIN, index) for index in itertools.count())
     episodes, twin = WorkerEpisodes(runs, 3, 6), Twin(1, seed=1)
     rollout = collect(episodes, twin, 60, torch.Generator().manual_seed(2), discount=0.9)
     for step in range(60):
@@ -143,14 +143,14 @@ def test_each_learner_gives_the_same_policy_by_a_seed(name: str) -> None:
     )
     before, after = imitation.network.weights, found[0].network.weights
     assert any((before[weight] != after[weight]).any() for weight in before)
-    own = jobs(Purpose.JUDGE, 0)
+    own = jobs(SeedSplit.JUDGE, 0)
     Rounds(own, NODES, LearnedAllocation(found[0])).run()
     assert all(job.completed_at for job in own)
 
 
 def placed(count: int, start: int = 0) -> PlacementEpisodes:
     numbers: Iterator[int] = itertools.count(start)
-    return PlacementEpisodes(numbers, count, Purpose.CHOOSE, shift=True, family=SMALL)
+    return PlacementEpisodes(numbers, count, SeedSplit.CHOOSE, shift=True, family=SMALL)
 
 
 def test_placement_by_a_rule_takes_as_long_side_by_side_and_nothing_is_lost_to_the_account() -> None:
@@ -159,7 +159,7 @@ def test_placement_by_a_rule_takes_as_long_side_by_side_and_nothing_is_lost_to_t
     while not episodes.ended:
         _, passed = episodes.act(episodes.taught("emptiest"))
         spent, lost = spent + passed.spent[:, 0], lost + passed.lost[:, 0]
-    drawn = [episode(SMALL, Purpose.CHOOSE, index, shift=True) for index in range(2)]
+    drawn = [episode(SMALL, SeedSplit.CHOOSE, index, shift=True) for index in range(2)]
     means = np.mean(episodes.ended, axis=1)
     assert means == pytest.approx([run(PlacementCluster(each), PlacementRule(emptiest)) for each in drawn])
     waited = []
@@ -185,9 +185,9 @@ def test_an_actor_does_not_care_which_node_of_a_rack_is_which() -> None:
 def test_placement_is_learnt_frozen_and_fine_tuned() -> None:
     small = LearnerSettings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, decisions=32, minibatch=8)
     actors = [learn_placement(3, small, SMALL) for _ in range(2)]
-    both = [frozen(actor, 2, Purpose.JUDGE, shift=False, family=SMALL) for actor in actors]
+    both = [frozen(actor, 2, SeedSplit.JUDGE, shift=False, family=SMALL) for actor in actors]
     assert both[0] == both[1]
-    tuned = [fine_tuned(actor, 2, Purpose.JUDGE, small, shift=False, family=SMALL) for actor in actors]
+    tuned = [fine_tuned(actor, 2, SeedSplit.JUDGE, small, shift=False, family=SMALL) for actor in actors]
     assert tuned[0] == tuned[1]
     assert len(both[0]) == len(tuned[0]) == 2
 

@@ -13,7 +13,7 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_lab.scheduling.placement import Family, IllegalActionError, PlacementEnvironment, Purpose
+from espalier_lab.scheduling.placement import Family, IllegalActionError, PlacementEnvironment, SeedSplit
 from espalier_lab.scheduling.placement.candidates import MOST, candidates, consolidate, emptiest, first_fit
 from espalier_lab.scheduling.placement.cluster import PendingGang, PlacementCluster
 from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
@@ -81,7 +81,7 @@ def test_the_return_is_the_completion_time_whatever_is_chosen(seed: int, shift: 
 def test_actions_beyond_the_candidates_are_refused_or_begin_again() -> None:
     one, two = PlacementEnvironment(SMALL), PlacementEnvironment(SMALL, illegal="wrap")
     # The first job of the episode is one worker: a candidate for each node.
-    number = next(index for index in range(99) if episode(SMALL, Purpose.TRAIN, index).arrivals[0].gpus == 1)
+    number = next(index for index in range(99) if episode(SMALL, SeedSplit.TRAIN, index).arrivals[0].gpus == 1)
     _, info = one.reset(options={"episode": number})
     two.reset(options={"episode": number})
     count = int(info["action_mask"].sum())
@@ -105,8 +105,8 @@ def test_an_episode_can_be_played_again_and_no_purpose_shares_one() -> None:
     one, _ = environment.reset(options={"episode": 7})
     two, _ = environment.reset(options={"episode": 7})
     assert all(np.array_equal(one[key], two[key]) for key in one)
-    drawn = [episode(SMALL, purpose, 7) for purpose in Purpose]
-    assert len({tuple(each.arrivals) for each in drawn}) == len(Purpose)
+    drawn = [episode(SMALL, purpose, 7) for purpose in SeedSplit]
+    assert len({tuple(each.arrivals) for each in drawn}) == len(SeedSplit)
 
 
 @settings(max_examples=60, deadline=None)
@@ -173,13 +173,13 @@ def test_gangs_start_in_the_order_in_which_they_came(placer: str) -> None:
             return self.placer.choose(cluster, pending)
 
     watched = Watched()
-    drawn = episode(SMALL, Purpose.TRAIN, 3, shift=True)
+    drawn = episode(SMALL, SeedSplit.TRAIN, 3, shift=True)
     assert run(PlacementCluster(drawn), watched) > 0
     assert watched.order == [arrival.name for arrival in drawn.arrivals]
 
 
 def test_a_node_that_is_opened_strands_its_other_gpus() -> None:
-    cluster = PlacementCluster(episode(SMALL, Purpose.TRAIN, 3))
+    cluster = PlacementCluster(episode(SMALL, SeedSplit.TRAIN, 3))
     job, there, *_ = cluster.jobs.values()
     cluster.occupancy.add(there.name, PlacedJob(there.kind, ((0, 1),)))
     pending = PendingGang(job, (((0, 2),), ((1, 2),), ((1, 4),), ((0, 1), (1, 1), (2, 2))))
@@ -194,7 +194,7 @@ def test_a_node_that_is_opened_strands_its_other_gpus() -> None:
 
 
 def test_after_a_shift_the_second_cluster_decides_the_speeds() -> None:
-    drawn = episode(SMALL, Purpose.TRAIN, 5, shift=True)
+    drawn = episode(SMALL, SeedSplit.TRAIN, 5, shift=True)
     assert drawn.task_at(0.0) is drawn.tasks[0]
     assert drawn.task_at(drawn.shift_at) is drawn.tasks[1]
     times = [arrival.at for arrival in drawn.arrivals]
@@ -203,7 +203,7 @@ def test_after_a_shift_the_second_cluster_decides_the_speeds() -> None:
 
 
 def test_what_trainers_measure_is_of_the_jobs_that_were_beside_them() -> None:
-    cluster, ended = PlacementCluster(episode(SMALL, Purpose.TRAIN, 1)), False
+    cluster, ended = PlacementCluster(episode(SMALL, SeedSplit.TRAIN, 1)), False
     truth, asked = Truth(cluster.episode.tasks[0]), cluster.decisions()
     pending = next(asked, None)
     while pending is not None:

@@ -19,7 +19,7 @@ from espalier_lab.scheduling.placement.actor import JOB, NODE, Actor
 from espalier_lab.scheduling.placement.recurrent import STATE, RecallingEpisodes, RecurrentActor
 from espalier_lab.scheduling.placement.reinforced import frozen, learn_remembering
 from espalier_lab.scheduling.placement.tasks import Family
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 SMALL = Family(jobs=8)
 SETTINGS = LearnerSettings(teacher="emptiest", imitated=16, kept=1.0, episodes=4, steps=8, decisions=32, minibatch=8)
@@ -37,7 +37,7 @@ def reader(seed: int) -> RecurrentActor:
 
 def played(network: RecurrentActor, steps: int) -> tuple[list[Seen], list[torch.Tensor]]:
     """Return what is seen, and the scores, by step: the rule decides."""
-    episodes = RecallingEpisodes(itertools.count(), 2, Purpose.TRAIN, family=SMALL)
+    episodes = RecallingEpisodes(itertools.count(), 2, SeedSplit.TRAIN, family=SMALL)
     seen, scores = [], []
     with torch.no_grad(), remembering(network, 2):
         for _ in range(steps):
@@ -58,7 +58,7 @@ def test_what_is_unrolled_is_what_was_decided_by_and_depends_on_what_came_before
 
 
 def test_episodes_tell_what_was_chosen_last_and_forget_it_when_they_are_over() -> None:
-    episodes = RecallingEpisodes(itertools.count(), 1, Purpose.TRAIN, family=SMALL)
+    episodes = RecallingEpisodes(itertools.count(), 1, SeedSplit.TRAIN, family=SMALL)
     told = episodes.seen()[0].cluster[..., NODE:]
     assert not told.any()
     for _ in range(SMALL.jobs - 1):
@@ -76,7 +76,7 @@ def test_episodes_tell_what_was_chosen_last_and_forget_it_when_they_are_over() -
 
 def test_ppo_gives_decisions_the_probabilities_with_which_they_were_taken() -> None:
     """As long as weights do not change, whatever the minibatches."""
-    episodes = RecallingEpisodes(itertools.count(), 4, Purpose.TRAIN, family=SMALL)
+    episodes = RecallingEpisodes(itertools.count(), 4, SeedSplit.TRAIN, family=SMALL)
     heard: list[dict[str, float]] = []
     learner = SchedulingLearner(episodes, reader(2), replace(SETTINGS, rate=0.0), seed=0)
     learner.improve(lambda _, figures: heard.append(figures))
@@ -86,7 +86,7 @@ def test_ppo_gives_decisions_the_probabilities_with_which_they_were_taken() -> N
 
 def test_a_seed_says_what_is_learnt_and_the_state_is_read() -> None:
     actors = [learn_remembering(3, SETTINGS, SMALL) for _ in range(2)]
-    found = [frozen(actor, 2, Purpose.JUDGE, shift=True, family=SMALL) for actor in actors]
+    found = [frozen(actor, 2, SeedSplit.JUDGE, shift=True, family=SMALL) for actor in actors]
     assert found[0] == found[1]
     read = actors[0].actor.score[0].weight
     assert isinstance(read, torch.Tensor)

@@ -20,7 +20,7 @@ from espalier_lab.scheduling.placement.performance import Truth, step_time
 from espalier_lab.scheduling.placement.placers import Oracle
 from espalier_lab.scheduling.placement.sharing import ByModel, ByRule, Sharing, run_elastic
 from espalier_lab.scheduling.placement.tasks import KINDS, Family, JobArrival, draw_task, episode
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 # Benchmarks are no package of the workspace.
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
@@ -77,7 +77,7 @@ class Watched(ByModel):
     "sharing", [ByRule(emptiest), Watched(Oracle(), together=False), Watched(Oracle(), together=True)]
 )
 def test_episodes_are_played_to_their_ends_by_the_rules_numbers_or_others(sharing: Sharing) -> None:
-    cluster = ElasticCluster(episode(FAMILY, Purpose.TRAIN, 2))
+    cluster = ElasticCluster(episode(FAMILY, SeedSplit.TRAIN, 2))
     assert run_elastic(cluster, sharing) == pytest.approx(cluster.job_seconds / FAMILY.jobs)
     assert all(job.completed_at is not None for job in cluster.jobs.values())
 

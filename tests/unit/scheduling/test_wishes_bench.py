@@ -15,15 +15,15 @@ import wishes
 from espalier_lab.scheduling.placement.beliefs import wide_prior
 from espalier_lab.scheduling.placement.cluster import PlacementCluster
 from espalier_lab.scheduling.placement.tasks import Family, PlacementEpisode, episode
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 
 def test_the_benchmark_prints_a_table_for_each_load(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen: dict[Purpose, list[float]] = {purpose: [] for purpose in Purpose}
+    seen: dict[SeedSplit, list[float]] = {purpose: [] for purpose in SeedSplit}
 
-    def drawn(family: Family, purpose: Purpose, index: int) -> PlacementEpisode:
+    def drawn(family: Family, purpose: SeedSplit, index: int) -> PlacementEpisode:
         seen[purpose].append(family.load)
         return episode(family, purpose, index)
 
@@ -35,10 +35,10 @@ def test_the_benchmark_prints_a_table_for_each_load(
         assert title in printed
     for name in ("consolidate", "first-fit", "emptiest", "wishes", "wishes, nodes kept whole"):
         assert f"  {name} " in printed
-    assert set(seen[Purpose.CHOOSE]) == {0.35, 0.5}
-    assert set(seen[Purpose.JUDGE]) == {0.35, 0.5, 0.7}
+    assert set(seen[SeedSplit.CHOOSE]) == {0.35, 0.5}
+    assert set(seen[SeedSplit.JUDGE]) == {0.35, 0.5, 0.7}
 
 
 def test_jobs_run_where_the_file_wishes() -> None:
-    cluster = PlacementCluster(episode(Family(jobs=20), Purpose.TRAIN, 1))
+    cluster = PlacementCluster(episode(Family(jobs=20), SeedSplit.TRAIN, 1))
     assert wishes.by_wishes(cluster, wide_prior(), 1.0) == pytest.approx(cluster.job_seconds / 20)

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from espalier_core.estimates.goodput import StepTime
 from espalier_lab.commands.simulate_command import simulate
 from espalier_lab.scheduling.product.history import HistoryWorkload, workload_of
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.history import read_history
 from espalier_lab.simulator.jobs import RESTART_SECONDS, FixedJob, SimulatedJob
@@ -282,9 +282,9 @@ def test_episodes_of_a_history_are_drawn_by_a_seed_and_judged_by_later_jobs(fold
         workload_of(folder)
     history = read_history(folder)
     drawn = HistoryWorkload(history.nodes, 8, 0, history, range(12), 100.0)
-    episodes = [[(job.name, job.submitted_at) for job in drawn.draw(Purpose.TRAIN, index)] for index in (1, 1, 2)]
+    episodes = [[(job.name, job.submitted_at) for job in drawn.draw(SeedSplit.TRAIN, index)] for index in (1, 1, 2)]
     assert episodes[0] == episodes[1] != episodes[2]
     names = [job.name for job in history.jobs()]
     for purpose, (first, last) in enumerate(((0, 7), (7, 9), (9, 12))):
-        found = {job.name.partition(" #")[0] for index in range(20) for job in drawn.draw(Purpose(purpose), index)}
+        found = {job.name.partition(" #")[0] for index in range(20) for job in drawn.draw(SeedSplit(purpose), index)}
         assert found == set(names[first:last])

@@ -17,7 +17,7 @@ from espalier_lab.scheduling.allocation.judging import NODES, greedy, judge
 from espalier_lab.scheduling.allocation.rules import RULES, Chooser
 from espalier_lab.scheduling.learned.description import WORKERS_AND_SERVERS
 from espalier_lab.scheduling.learned.files import LearnedPolicyError, read_policy
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 
 @click.command()
@@ -32,7 +32,7 @@ from espalier_lab.scheduling.purposes import Purpose
 @click.option("--episodes", type=click.IntRange(1, 1000), default=10, show_default=True, help="Traces of 60 jobs.")
 @click.option(
     "--purpose",
-    type=click.Choice([each.name.lower() for each in Purpose]),
+    type=click.Choice([each.name.lower() for each in SeedSplit]),
     default="judge",
     show_default=True,
     help="Traces to choose settings by and to judge by are never the same, nor those that were learnt from.",
@@ -47,7 +47,7 @@ def evaluate(policies: tuple[str, ...], nodes: str, episodes: int, purpose: str,
     sizes = cluster_sizes(nodes)
     choosers = {name: _chooser(name) for name in policies}
     runs = [
-        _run(name, choose, size, episodes, Purpose.of(purpose)) for size in sizes for name, choose in choosers.items()
+        _run(name, choose, size, episodes, SeedSplit.of(purpose)) for size in sizes for name, choose in choosers.items()
     ]
     if as_json:
         click.echo(json.dumps({"runs": runs}, indent=2))
@@ -71,7 +71,7 @@ def _chooser(name: str) -> Chooser:
     return greedy(policy.network)
 
 
-def _run(name: str, choose: Chooser, nodes: int, episodes: int, purpose: Purpose) -> dict[str, Any]:
+def _run(name: str, choose: Chooser, nodes: int, episodes: int, purpose: SeedSplit) -> dict[str, Any]:
     found = [float(each) for each in judge(choose, nodes, episodes, purpose)]
     interval = Interval.of(found)
     return {

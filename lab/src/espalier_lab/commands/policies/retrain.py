@@ -16,7 +16,7 @@ from espalier_lab.scheduling.learned.files import MAX_NAME, AllocationLineage, S
 from espalier_lab.scheduling.learned.serving import LearnedAllocation
 from espalier_lab.scheduling.product.history import workload_of
 from espalier_lab.scheduling.product.learning import ImitationSettings, learn, mean_seconds, with_placement
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 from espalier_lab.simulator.errors import TraceError
 from espalier_operator.policies.settings import configured
 
@@ -98,7 +98,7 @@ def retrain(folder: Path, output: Path, name: str, seed: int, episodes: int, pla
     write(policy, output)
     ours = LearnedAllocation(policy)
     found = {
-        title: [mean_seconds(workload, rule, Purpose.JUDGE, index) for index in range(episodes)]
+        title: [mean_seconds(workload, rule, SeedSplit.JUDGE, index) for index in range(episodes)]
         for title, rule in ((name, ours), *((rule, configured(rule)) for rule in BASELINES))
     }
     rows = []

@@ -17,8 +17,8 @@ from espalier_core.types.advice import Action, offered
 from espalier_core.types.job import Insertion, Trials
 from espalier_core.types.outcomes import MARKS, ArmRecord, CaseRecord, InsertedRecord, MomentRecord
 from espalier_lab.growth.judge.case import JudgeCase
-from espalier_lab.growth.judge.course import TrialSlice, VirtualRun
 from espalier_lab.growth.judge.records import rounded
+from espalier_lab.growth.judge.virtual_run import TrialSlice, VirtualRun
 from espalier_trainer.growth.consultation import known_places
 
 OPERATIONS: Final = (DEEPEN.name, ADD_BLOCK.name)
@@ -82,23 +82,23 @@ def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
     There are no moments where the model should have grown before, and cannot; nor where whole blocks are inserted in
     several ways, and there are none.
     """
-    course = VirtualRun.begin(case, seed, setting.operations)
+    run = VirtualRun.begin(case, seed, setting.operations)
     shares: tuple[float, ...] = setting.moments
     grown: tuple[Action, ...] = ()
     if setting.grown:
         share, *rest = setting.moments
-        course.advance(share * course.budget)
-        course, grown = _grown_before(course, setting.most)
+        run.advance(share * run.budget)
+        run, grown = _grown_before(run, setting.most)
         shares = tuple(rest) if grown else ()
-    architecture = course.network.architecture
+    architecture = run.network.architecture
     growths = chosen(setting.growths(architecture), setting.most)
     if setting.inserted and not growths:
         shares = ()
-    found = known_places(course.network.module, case.example) if architecture is not None else {}
+    found = known_places(run.network.module, case.example) if architecture is not None else {}
     moments: list[MomentRecord] = []
     left_out: dict[str, str] = {}
     for share in shares:
-        moment, refused = _moment(course, share, growths, setting)
+        moment, refused = _moment(run, share, growths, setting)
         moments.append(moment)
         left_out |= refused
     return CaseRecord(
@@ -116,31 +116,31 @@ def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
     )
 
 
-def _grown_before(course: VirtualRun, most: int) -> tuple[VirtualRun, tuple[Action, ...]]:
-    """Return the course after a growth, the same one for all seeds, and which; unchanged where none is possible."""
-    architecture = course.network.architecture
+def _grown_before(run: VirtualRun, most: int) -> tuple[VirtualRun, tuple[Action, ...]]:
+    """Return the run after a growth, the same one for all seeds, and which; unchanged where none is possible."""
+    architecture = run.network.architecture
     growths = list(chosen(offered(architecture) if architecture is not None else (), most))
-    random.Random(course.case.name).shuffle(growths)
+    random.Random(run.case.name).shuffle(growths)
     for action in growths:
         try:
-            return course.grown(action), (action,)
+            return run.grown(action), (action,)
         except GrowthError:
             continue
-    return course, ()
+    return run, ()
 
 
 def _moment(
-    course: VirtualRun, share: float, growths: Sequence[Action], setting: Setting
+    run: VirtualRun, share: float, growths: Sequence[Action], setting: Setting
 ) -> tuple[MomentRecord, dict[str, str]]:
-    course.advance(share * course.budget)
-    validation = course.case.validation
-    now = course.score(validation)
+    run.advance(share * run.budget)
+    validation = run.case.validation
+    now = run.score(validation)
     refused: dict[str, str] = {}
 
     def trained(action: Action, insertion: Insertion) -> ArmRecord | None:
         """Return an arm that has trained to its end; None where the growth is not possible."""
         try:
-            return _trained(replace(course.grown(action, insertion), speed=setting.speed), action)
+            return _trained(replace(run.grown(action, insertion), speed=setting.speed), action)
         except GrowthError as error:
             refused[str(action) if insertion is Insertion.EXACT else f"{action}, {insertion}"] = str(error)
             return None
@@ -151,7 +151,7 @@ def _moment(
         share=share,
         validation_accuracy=rounded(now.accuracy),
         validation_loss=_finite(now.loss),
-        train_loss=_finite(course.recent),
+        train_loss=_finite(run.recent),
         arms=tuple(arm for arm in arms if arm is not None),
         inserted=tuple(InsertedRecord(insertion=kind, arm=arm) for arm, kind in inserted if arm is not None),
     )

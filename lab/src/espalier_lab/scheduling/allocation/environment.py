@@ -19,7 +19,7 @@ from espalier_lab.scheduling.learned.description import (
     OPTION_FEATURES,
     NetworkInputs,
 )
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 ENVIRONMENT_ID: Final = "espalier/Allocation-v0"
 STOP: Final = "stop"
@@ -102,13 +102,13 @@ class AllocationEnvironment(gymnasium.Env[Observation, np.int64]):
     def __init__(
         self,
         form: Form | None = None,
-        purpose: Purpose | str = Purpose.TRAIN,
+        purpose: SeedSplit | str = SeedSplit.TRAIN,
         render_mode: None = None,
         illegal: str = RAISE,
     ) -> None:
         """Play episodes of this form."""
         self._stops = checked(illegal, STOP) != RAISE
-        self.form, self.purpose, self.render_mode = form or SlotForm(), Purpose.of(purpose), render_mode
+        self.form, self.purpose, self.render_mode = form or SlotForm(), SeedSplit.of(purpose), render_mode
         jobs, options = self.form.jobs, len(self.form.options)
         # Gymnasium types a Dict as a space of spaces, where it holds dictionaries of their elements.
         self.observation_space = cast("spaces.Space[Observation]", observation_space(jobs, options))

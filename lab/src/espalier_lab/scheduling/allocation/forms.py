@@ -14,7 +14,7 @@ from espalier_lab.scheduling.allocation.tables import OPTIONS
 from espalier_lab.scheduling.allocation.traces import draw
 from espalier_lab.scheduling.learned.description import WORKERS_AND_SERVERS, WORKERS_ONLY, NetworkInputs
 from espalier_lab.scheduling.learned.picture import PartialDecision
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_operator.policies.marginal import OptimusPolicy
@@ -52,7 +52,7 @@ class Form(Protocol):
     def jobs(self) -> int:
         """The most jobs that are there at a time."""
 
-    def begin(self, purpose: Purpose, index: int) -> AllocationEpisode:
+    def begin(self, purpose: SeedSplit, index: int) -> AllocationEpisode:
         """Begin the episode of this number."""
 
 
@@ -64,7 +64,7 @@ class SlotForm:
         self.nodes, self.jobs = nodes, source().jobs
         self.options = WORKERS_AND_SERVERS
 
-    def begin(self, purpose: Purpose, index: int) -> AllocationEpisode:
+    def begin(self, purpose: SeedSplit, index: int) -> AllocationEpisode:
         """Begin the episode of this number."""
         return _SlotRun(Slots(source(), self.nodes, [draw(source(), purpose, index)]))
 
@@ -97,7 +97,7 @@ class _SlotRun:
         return float(self._slots.completion_slots(0).mean()) * self._slots.source.slot_seconds
 
 
-Workload = Callable[[Purpose, int], Sequence[SimulatedJob]]
+Workload = Callable[[SeedSplit, int], Sequence[SimulatedJob]]
 """The jobs of the episode of this number. New ones each time: they are used up."""
 
 
@@ -110,7 +110,7 @@ class WorkerForm:
         self.gpus = sum(node.gpus for node in nodes)
         self._workload, self._nodes = workload, nodes
 
-    def begin(self, purpose: Purpose, index: int) -> WorkerRun:
+    def begin(self, purpose: SeedSplit, index: int) -> WorkerRun:
         """Begin the episode of this number."""
         return WorkerRun(self._workload(purpose, index), self._nodes)
 

@@ -10,7 +10,7 @@ from espalier_lab.scheduling.allocation.source import source
 from espalier_lab.scheduling.allocation.traces import draw
 from espalier_lab.scheduling.learned.description import Floats
 from espalier_lab.scheduling.learned.network import JobScorer
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 NODES: Final = (48, 96)
 """The clusters that are learnt and judged on by default: the source's, and one with half of its nodes."""
@@ -21,6 +21,6 @@ def greedy(network: JobScorer) -> Chooser:
     return lambda slots: network.scores(*slots.seen(slots.window)).argmax(1)
 
 
-def judge(choose: Chooser, nodes: int, episodes: int, purpose: Purpose = Purpose.CHOOSE) -> Floats:
+def judge(choose: Chooser, nodes: int, episodes: int, purpose: SeedSplit = SeedSplit.CHOOSE) -> Floats:
     """Return (episodes), the mean completion time in slots."""
     return play(Slots(source(), nodes, [draw(source(), purpose, index) for index in range(episodes)]), choose)

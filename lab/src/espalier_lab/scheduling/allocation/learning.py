@@ -20,7 +20,7 @@ from espalier_lab.scheduling.learned.network import JobScorer
 from espalier_lab.scheduling.learned.twin import Twin
 from espalier_lab.scheduling.learners.learner import LearnerSettings, SchedulingLearner
 from espalier_lab.scheduling.learners.rollout import ParallelEpisodes
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 _APART: Final = 1_000_000
 """Episodes to train on that belong to each seed."""
@@ -41,7 +41,7 @@ def learn_slots(
     """
     torch.set_num_threads(1)
     clusters = [size for size, _ in zip(itertools.cycle(nodes), range(settings.episodes), strict=False)]
-    traces = (draw(source(), Purpose.TRAIN, index, kinds) for index in itertools.count(seed * _APART))
+    traces = (draw(source(), SeedSplit.TRAIN, index, kinds) for index in itertools.count(seed * _APART))
     episodes = SlotEpisodes(lambda begun: Slots(source(), clusters, begun), traces, settings.episodes)
     learner, network = _learn(episodes, seed, settings, progress)
     types = len(source().names) if kinds is None else len(kinds)
@@ -74,7 +74,7 @@ def learn_workers(
     The policy serves clusters with as many GPUs as that of the form.
     """
     torch.set_num_threads(1)
-    runs = (form.begin(Purpose.TRAIN, index) for index in itertools.count(seed * _APART))
+    runs = (form.begin(SeedSplit.TRAIN, index) for index in itertools.count(seed * _APART))
     episodes = WorkerEpisodes(runs, settings.episodes, form.jobs)
     learner, network = _learn(episodes, seed, settings, progress)
     lineage = AllocationLineage(

@@ -26,7 +26,7 @@ from espalier_lab.scheduling.allocation.rules import act
 from espalier_lab.scheduling.allocation.slots import Slots
 from espalier_lab.scheduling.allocation.source import source
 from espalier_lab.scheduling.allocation.traces import Trace, draw
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 
 class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]):
@@ -39,12 +39,12 @@ class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
     def __init__(
-        self, num_envs: int = 16, nodes: int = 96, purpose: Purpose | str = Purpose.TRAIN, illegal: str = RAISE
+        self, num_envs: int = 16, nodes: int = 96, purpose: SeedSplit | str = SeedSplit.TRAIN, illegal: str = RAISE
     ) -> None:
         """Play `num_envs` episodes at a time."""
         self._stops = checked(illegal, STOP) != RAISE
         form = SlotForm(nodes)
-        self.num_envs, self.nodes, self.purpose = num_envs, nodes, Purpose.of(purpose)
+        self.num_envs, self.nodes, self.purpose = num_envs, nodes, SeedSplit.of(purpose)
         self._jobs, self._options = form.jobs, len(form.options)
         self.single_observation_space = observation_space(self._jobs, self._options)
         self.single_action_space = spaces.Discrete(self._jobs * self._options + 1)

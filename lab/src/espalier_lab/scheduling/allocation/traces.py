@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier_lab.scheduling.allocation.source import AllocationSettings
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,7 +22,7 @@ class Trace:
     """(jobs): the slot at whose beginning it comes; not falling."""
 
 
-def draw(source: AllocationSettings, purpose: Purpose, index: int, kinds: Sequence[int] | None = None) -> Trace:
+def draw(source: AllocationSettings, purpose: SeedSplit, index: int, kinds: Sequence[int] | None = None) -> Trace:
     """Draw the trace of this number, as the source does (`Google_Trace` arrivals, `Normal` lengths).
 
     `kinds`: the types of which jobs are, all of them by default.

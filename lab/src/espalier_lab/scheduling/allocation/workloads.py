@@ -16,7 +16,7 @@ import numpy as np
 
 from espalier_lab.scheduling.allocation.rules import WORTHS, chosen_by
 from espalier_lab.scheduling.learned.picture import PartialDecision
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_operator.policies.view import Decision, Elasticity, View
 
@@ -30,7 +30,7 @@ class Mixed:
     most_jobs: int
     """Of an episode."""
 
-    def __call__(self, purpose: Purpose, index: int) -> list[SimulatedJob]:
+    def __call__(self, purpose: SeedSplit, index: int) -> list[SimulatedJob]:
         """Return the jobs of an episode."""
         rng = np.random.default_rng((71, purpose, index))
         times = [job.submitted_at for job in self.traces[int(rng.integers(len(self.traces)))]]

@@ -16,9 +16,9 @@ import gymnasium
 from espalier_core.illegal_actions import IllegalActionError
 from espalier_lab.scheduling.placement.environment import ENVIRONMENT_ID, PlacementEnvironment
 from espalier_lab.scheduling.placement.tasks import Family
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
-__all__ = ["ENVIRONMENT_ID", "Family", "IllegalActionError", "NoActionError", "PlacementEnvironment", "Purpose"]
+__all__ = ["ENVIRONMENT_ID", "Family", "IllegalActionError", "NoActionError", "PlacementEnvironment", "SeedSplit"]
 
 NoActionError = IllegalActionError
 """Its name before; it goes with the next release."""

@@ -15,7 +15,7 @@ from espalier_core.illegal_actions import RAISE, checked, chosen
 from espalier_lab.scheduling.placement.candidates import MOST
 from espalier_lab.scheduling.placement.cluster import PendingGang, PlacementCluster
 from espalier_lab.scheduling.placement.tasks import KINDS, Family, PlacementEpisode, episode, kinds
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 ENVIRONMENT_ID: Final = "espalier/Placement-v0"
 _MOST_EPISODES: Final = 2**31 - 1
@@ -54,7 +54,7 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
     def __init__(
         self,
         family: Family | None = None,
-        purpose: Purpose | str = Purpose.TRAIN,
+        purpose: SeedSplit | str = SeedSplit.TRAIN,
         shift: bool = False,
         render_mode: None = None,
         illegal: str = RAISE,
@@ -62,7 +62,7 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
         """Draw episodes from `family`; with `shift`, cluster and workload change in the middle of each."""
         self._wraps = checked(illegal, "wrap") != RAISE
         self.family = family or Family()
-        self.purpose = Purpose.of(purpose)
+        self.purpose = SeedSplit.of(purpose)
         self.shift, self.render_mode = shift, render_mode
         nodes = self.family.nodes
         space = spaces.Dict(

@@ -20,7 +20,7 @@ from espalier_lab.scheduling.placement.cluster import PlacementCluster
 from espalier_lab.scheduling.placement.environment import Observation, PlacementEnvironment
 from espalier_lab.scheduling.placement.placers import RULES
 from espalier_lab.scheduling.placement.tasks import Family
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 SLOT_SECONDS: Final = 900.0
 
@@ -34,7 +34,7 @@ class PlacementEpisodes:
         self,
         numbers: Iterator[int],
         count: int,
-        purpose: Purpose,
+        purpose: SeedSplit,
         *,
         shift: bool = False,
         family: Family | None = None,

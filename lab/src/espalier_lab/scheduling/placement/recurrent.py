@@ -28,7 +28,7 @@ from espalier_lab.scheduling.learners.rollout import Seen, joined
 from espalier_lab.scheduling.placement.actor import JOB, NODE, Actor
 from espalier_lab.scheduling.placement.episodes import PlacementEpisodes
 from espalier_lab.scheduling.placement.tasks import Family
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 STATE: Final = 32
 """Numbers that are remembered of a node."""
@@ -98,7 +98,7 @@ class RecallingEpisodes(PlacementEpisodes):
         self,
         numbers: Iterator[int],
         count: int,
-        purpose: Purpose,
+        purpose: SeedSplit,
         *,
         shift: bool = False,
         family: Family | None = None,

@@ -19,7 +19,7 @@ from espalier_lab.scheduling.placement.actor import Actor
 from espalier_lab.scheduling.placement.episodes import PlacementEpisodes
 from espalier_lab.scheduling.placement.recurrent import RecallingEpisodes, RecurrentActor
 from espalier_lab.scheduling.placement.tasks import Family
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 SETTINGS: Final = LearnerSettings(
     teacher="emptiest", imitated=4_000, kept=1.0, steps=60, decisions=38_400, minibatch=240, epochs=4, trace=0.95
@@ -87,7 +87,7 @@ def _learn(
     progress: Callable[[str], object],
 ) -> None:
     torch.set_num_threads(1)
-    episodes = _shown(actor)(itertools.count(seed * _APART), settings.episodes, Purpose.TRAIN, family=family)
+    episodes = _shown(actor)(itertools.count(seed * _APART), settings.episodes, SeedSplit.TRAIN, family=family)
     learner = SchedulingLearner(episodes, actor, settings, seed)
     progress(f"imitation of {settings.teacher}: {100 * learner.imitate():.0f} % of its decisions are the network's too")
 
@@ -108,7 +108,7 @@ def _shown(actor: Placing) -> type[PlacementEpisodes]:
 
 @torch.no_grad()
 def frozen(
-    actor: Placing, episodes: int, purpose: Purpose, *, shift: bool, family: Family | None = None
+    actor: Placing, episodes: int, purpose: SeedSplit, *, shift: bool, family: Family | None = None
 ) -> list[list[float]]:
     """Return the completion times of the jobs of each episode, seconds, in the order in which jobs came.
 
@@ -126,7 +126,7 @@ def frozen(
 def fine_tuned(
     actor: Actor,
     episodes: int,
-    purpose: Purpose,
+    purpose: SeedSplit,
     settings: LearnerSettings = SETTINGS,
     *,
     shift: bool,

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 Floats = NDArray[np.float64]
 
@@ -122,7 +122,7 @@ def kinds() -> tuple[ModelKind, ...]:
     )
 
 
-def episode(family: Family, purpose: Purpose, index: int, *, shift: bool = False) -> PlacementEpisode:
+def episode(family: Family, purpose: SeedSplit, index: int, *, shift: bool = False) -> PlacementEpisode:
     """Draw the episode of this number; with `shift`, the workload and the cluster change in the middle."""
     rng = np.random.default_rng((purpose, index))
     tasks = tuple(draw_task(family, rng) for _ in range(2 if shift else 1))

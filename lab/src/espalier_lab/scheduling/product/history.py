@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.history import AuditHistory, read_history
 from espalier_lab.simulator.jobs import SimulatedJob
@@ -48,7 +48,7 @@ class HistoryWorkload:
         """Jobs of the history."""
         return len(self._order)
 
-    def draw(self, purpose: Purpose, index: int) -> list[SimulatedJob]:
+    def draw(self, purpose: SeedSplit, index: int) -> list[SimulatedJob]:
         """Return the jobs of an episode."""
         bounds = (0, *(int(part * self.jobs) for part in PARTS), self.jobs)
         own = self._order[bounds[purpose] : bounds[purpose + 1]]

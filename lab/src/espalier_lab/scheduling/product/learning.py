@@ -27,7 +27,7 @@ from espalier_lab.scheduling.learners.rollout import Seen, joined, masks, tensor
 from espalier_lab.scheduling.placement.prior import learn_prior
 from espalier_lab.scheduling.placement.tasks import Family, episode
 from espalier_lab.scheduling.product.reader import tensors_of
-from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.scheduling.seed_split import SeedSplit
 from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_lab.simulator.rounds import Rounds, SimulatedNode, answer
 from espalier_operator.policies import Policy
@@ -49,7 +49,7 @@ class Workload(Protocol):
     def nodes(self) -> Sequence[SimulatedNode]:
         """Where they run."""
 
-    def draw(self, purpose: Purpose, index: int) -> list[SimulatedJob]:
+    def draw(self, purpose: SeedSplit, index: int) -> list[SimulatedJob]:
         """Return the jobs of an episode; new ones each time."""
 
 
@@ -87,7 +87,7 @@ class DecisionStep(NamedTuple):
 Progress = Callable[[str], None]
 
 
-def mean_seconds(workload: Workload, policy: Policy, purpose: Purpose, index: int) -> float:
+def mean_seconds(workload: Workload, policy: Policy, purpose: SeedSplit, index: int) -> float:
     """Return the mean completion time of an episode under a policy."""
     jobs = workload.draw(purpose, index)
     Rounds(jobs, workload.nodes, policy).run()
@@ -103,7 +103,7 @@ def learn(
 ) -> AllocationPolicy:
     """Return the policy that was learnt; its lineage gets algorithm, seed, decisions and what it was chosen by."""
     rules = {
-        rule.name: _mean([mean_seconds(workload, rule, Purpose.CHOOSE, index) for index in range(settings.chosen)])
+        rule.name: _mean([mean_seconds(workload, rule, SeedSplit.CHOOSE, index) for index in range(settings.chosen)])
         for rule in TEACHERS
     }
     teacher = min(TEACHERS, key=lambda rule: rules[rule.name])
@@ -113,7 +113,7 @@ def learn(
     found = _search(workload, imitation, lineage, settings, seed, progress)
     policies = {name: make_policy(network, lineage) for name, network in (("imitation", imitation), ("search", found))}
     means = {
-        name: _mean([_seconds(workload, policy, Purpose.CHOOSE, index) for index in range(settings.chosen)])
+        name: _mean([_seconds(workload, policy, SeedSplit.CHOOSE, index) for index in range(settings.chosen)])
         for name, policy in policies.items()
     }
     better = "search" if means["search"] < means["imitation"] else "imitation"
@@ -153,7 +153,7 @@ def demonstrated(workload: Workload, teacher: Policy, index: int) -> list[Decisi
             picture.give(chosen)
         return decision
 
-    answer(Rounds(workload.draw(Purpose.TRAIN, index), workload.nodes, teacher).views(), reply)
+    answer(Rounds(workload.draw(SeedSplit.TRAIN, index), workload.nodes, teacher).views(), reply)
     return samples
 
 
@@ -202,7 +202,7 @@ def _search(
         for values in drawn:
             policy = make_policy(_with(start, values), lineage)
             episodes = range(settings.searched)
-            seconds.append(_mean([_seconds(workload, policy, Purpose.TRAIN, index) for index in episodes]))
+            seconds.append(_mean([_seconds(workload, policy, SeedSplit.TRAIN, index) for index in episodes]))
         best = drawn[np.argsort(seconds)[: settings.best]]
         mean, spread = best.mean(0), best.std(0) + 0.05 * settings.spread
         progress(
@@ -221,13 +221,13 @@ def _with(network: JobScorer, values: NDArray[np.float64]) -> JobScorer:
     return JobScorer(weights)
 
 
-def _seconds(workload: Workload, policy: AllocationPolicy, purpose: Purpose, index: int) -> float:
+def _seconds(workload: Workload, policy: AllocationPolicy, purpose: SeedSplit, index: int) -> float:
     return mean_seconds(workload, LearnedAllocation(policy), purpose, index)
 
 
 def with_placement(policy: AllocationPolicy, progress: Progress, episodes: int) -> AllocationPolicy:
     """Return the policy with a placement prior, learnt on `episodes` simulated clusters."""
-    drawn = [episode(Family(), Purpose.TRAIN, index) for index in range(episodes)]
+    drawn = [episode(Family(), SeedSplit.TRAIN, index) for index in range(episodes)]
     prior = learn_prior(
         drawn, on_round=lambda turn, mean: progress(f"placement prior, round {turn + 1}: {mean:,.0f} s a job")
     )

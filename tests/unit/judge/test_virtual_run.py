@@ -13,8 +13,8 @@ from espalier_core.growth.widen import WIDEN
 from espalier_core.types.advice import Action, offered
 from espalier_core.types.job import Insertion
 from espalier_lab.growth.judge.case import CaseFile, JudgeCase
-from espalier_lab.growth.judge.course import TrialSlice, VirtualRun
 from espalier_lab.growth.judge.deciding import OPERATIONS, Setting, chosen, decided
+from espalier_lab.growth.judge.virtual_run import TrialSlice, VirtualRun
 
 
 def case(name: str) -> JudgeCase:
@@ -24,28 +24,28 @@ def case(name: str) -> JudgeCase:
 def test_a_course_that_was_copied_and_grown_goes_on_as_if_it_had_not_been() -> None:
     alone = VirtualRun.begin(case("mlp/on a table"), 3)
     alone.advance(12)
-    course = VirtualRun.begin(case("mlp/on a table"), 3)
-    course.advance(5)
-    grown = course.grown(Action.deepen("0"))
+    run = VirtualRun.begin(case("mlp/on a table"), 3)
+    run.advance(5)
+    grown = run.grown(Action.deepen("0"))
     with torch.no_grad():
-        inputs = course.case.test.inputs
-        assert torch.allclose(grown.network.module(inputs), course.network.module(inputs), atol=1e-6)
+        inputs = run.case.test.inputs
+        assert torch.allclose(grown.network.module(inputs), run.network.module(inputs), atol=1e-6)
     grown.advance(12)
-    course.copied().advance(9)
-    course.advance(12)
-    assert course.steps == alone.steps == 12
+    run.copied().advance(9)
+    run.advance(12)
+    assert run.steps == alone.steps == 12
     assert grown.steps < 12
     assert grown.cost > 1
-    ours, theirs = course.network.module.state_dict(), alone.network.module.state_dict()
+    ours, theirs = run.network.module.state_dict(), alone.network.module.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_the_rate_falls_to_zero_within_a_slice() -> None:
-    course = VirtualRun.begin(case("values"), 0)
-    part = TrialSlice(0.0, course.budget / 2)
-    course.advance(part.ends, within=part)
-    assert course.steps == 6
-    assert course.network.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 6)
+    run = VirtualRun.begin(case("values"), 0)
+    part = TrialSlice(0.0, run.budget / 2)
+    run.advance(part.ends, within=part)
+    assert run.steps == 6
+    assert run.network.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 6)
 
 
 @pytest.mark.parametrize("name", ["mlp/on a table", "linear", "tokens", "values"])
@@ -121,13 +121,13 @@ def test_whole_blocks_are_inserted_in_each_way() -> None:
 
 
 def test_a_run_that_unfolds_begins_where_it_was_and_is_a_plain_one_in_the_end() -> None:
-    course = VirtualRun.begin(replace(case("mlp/on a table"), module=residual), 0, OPERATIONS)
-    course.advance(6)
-    action = next(each for each in offered(course.network.architecture) if each.kind == "AddBlock")  # type: ignore[arg-type]
-    before = course.score(course.case.validation).loss
-    scaled, unfolding = (course.grown(action, kind) for kind in (Insertion.SCALED, Insertion.UNFOLD))
-    assert unfolding.score(course.case.validation).loss == pytest.approx(before, rel=1e-5)
-    assert scaled.score(course.case.validation).loss != pytest.approx(before, rel=1e-5)
+    run = VirtualRun.begin(replace(case("mlp/on a table"), module=residual), 0, OPERATIONS)
+    run.advance(6)
+    action = next(each for each in offered(run.network.architecture) if each.kind == "AddBlock")  # type: ignore[arg-type]
+    before = run.score(run.case.validation).loss
+    scaled, unfolding = (run.grown(action, kind) for kind in (Insertion.SCALED, Insertion.UNFOLD))
+    assert unfolding.score(run.case.validation).loss == pytest.approx(before, rel=1e-5)
+    assert scaled.score(run.case.validation).loss != pytest.approx(before, rel=1e-5)
     assert unfolding.network.unfolds
     unfolding.copied().finish()
     assert unfolding.network.unfolds

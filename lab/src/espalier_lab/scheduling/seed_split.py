@@ -1,12 +1,12 @@
-"""What an episode is for."""
+"""Splits of episodes by seed: for training, for choosing settings, for reporting."""
 
 from __future__ import annotations
 
 from enum import IntEnum
 
 
-class Purpose(IntEnum):
-    """What an episode is for. Episodes of two purposes never share a seed."""
+class SeedSplit(IntEnum):
+    """A part of the episodes. Two parts never share a seed."""
 
     TRAIN = 0
     """To learn from."""
@@ -16,7 +16,7 @@ class Purpose(IntEnum):
     """To report."""
 
     @classmethod
-    def of(cls, purpose: Purpose | str) -> Purpose:
+    def of(cls, purpose: SeedSplit | str) -> SeedSplit:
         """Return a purpose, which may be given by its name in small letters. Raises `ValueError`."""
         if not isinstance(purpose, str):
             return cls(purpose)

@@ -1,7 +1,7 @@
 """The training of one case in virtual time: it can be copied, grown, and continued.
 
 A step costs what `espalier_core.growth.step_cost` models, in units in which a step of the starting model costs 1.
-Nothing depends on the machine: equal seeds give equal courses.
+Nothing depends on the machine: equal seeds give equal runs.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class VirtualRun:
         return float(self.case.steps)
 
     def copied(self) -> VirtualRun:
-        """Return a course that continues from here independently."""
+        """Return a run that continues from here independently."""
         module, optimizer = copy.deepcopy((self.network.module, self.network.optimizer))
         network = replace(self.network, module=module, optimizer=optimizer)
         return replace(self, network=network)

@@ -421,7 +421,7 @@ def test_the_losses_of_the_epoch_that_an_arm_is_in_are_kept_with_it(
     order = TrialOrder(
         trial="t", actions=(NOTHING,), rates=(0.1,), ends=1, seconds=seconds, shares=(0.5, 1.0), seed=0, keep=True
     )
-    line = SimpleNamespace(dismissed=lambda: False, tell=lambda text: None)
+    line = SimpleNamespace(dismissed=lambda: False, report=lambda text: None)
     with pytest.raises(StopIteration):
         next(trying(order.model_dump_json(), line))  # type: ignore[arg-type]
     found = held.capture().state

@@ -162,5 +162,8 @@ class Waiting:
 
     def _ends_by(self, job: Seen) -> float:
         budget = float(job.spec["timeBudgetSeconds"])
-        rest = budget + max(10.0, budget / 10) + self._rules.evaluation_seconds
-        return self._world.now + self._rules.startup_seconds + rest - job.status.time_budget.used_seconds
+        to_end = max(10.0, budget / 10) + self._rules.evaluation_seconds
+        if "program" in job.spec:  # it has the grace period of its pod
+            to_end = float(job.template["spec"].get("terminationGracePeriodSeconds", 30))
+        left = budget - job.status.time_budget.used_seconds
+        return self._world.now + self._rules.startup_seconds + left + to_end

@@ -118,6 +118,7 @@ class Quotas:
             if room is None or not each:
                 continue
             room -= sum(count * wants[resource] for wants, count in self._room.missing(mine))
+            room -= self._room.unclaimed(mine) if resource == RESOURCE else 0
             room += sum(wants[resource] for wants in self._room.passing(mine)) if later else 0
             if room < workers * each:
                 return False

@@ -118,6 +118,12 @@ class Room:
                 own, extra = live[identity(job.raw)], job.status.scheduling.extra
                 yield job.wants, max(0, job.base - own["base"]) + max(0, extra - own["extra"])
 
+    def unclaimed(self, jobs: list[Seen]) -> int:
+        """Return how many devices workers of `jobs` ask for whose claims are still to be made."""
+        own = {identity(job.raw) for job in jobs}
+        waiting = (pod for pod in self._world.pods.values() if not (is_over(pod) or claim_of(pod)))
+        return sum(claimed_by(pod) for pod in waiting if claimant(pod) in own)
+
     def passing(self, jobs: list[Seen]) -> Iterator[Counter[str]]:
         """Yield what each worker of `jobs` requests that is extra or being given back, made or not."""
         owners, unmade = {identity(job.raw): job for job in jobs}, Counter[str]()

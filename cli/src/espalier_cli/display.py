@@ -148,7 +148,7 @@ def line_for(event: AnyEvent) -> str | None:
         case JobChanged():
             if event.phase == JobPhase.FAILED and event.message:
                 return f"{event.phase}, {event.reason}: {event.message}"
-            why = _why(event.reason)
+            why = _why(event.reason).replace(f", {event.phase}: ", ": ", 1)  # not "Running, Running: ..."
             return f"{event.phase}{why}{'' if event.message in why else f' ({event.message})'}"
         case Warned():
             return f"warning: {event.reason}: {event.message}"
@@ -157,6 +157,11 @@ def line_for(event: AnyEvent) -> str | None:
         case EpochFinished() | CheckpointSaved() | TrainerFinished() | ProgressRead():
             return None
     return None
+
+
+def moment_of(row: JobRow) -> str:
+    """Return a job's name and its clock: the budget that is left."""
+    return f"{row.name}  {max(0.0, row.budget_seconds - row.used_seconds):7.1f} s left"
 
 
 def _why(reason: str) -> str:
@@ -233,9 +238,8 @@ class PlainDisplay(Display):
 
     def print(self, row: JobRow, line: str) -> None:
         """Print it with the budget that is left."""
-        left = max(0.0, row.budget_seconds - row.used_seconds)
         # A message may have brackets, which are no markup.
-        self._console.print(f"{row.name}  {left:7.1f} s left  {line}", highlight=False, markup=False, soft_wrap=True)
+        self._console.print(f"{moment_of(row)}  {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveDisplay(Display):
@@ -254,9 +258,10 @@ class LiveDisplay(Display):
         self._live.stop()
 
     def print(self, row: JobRow, line: str) -> None:
-        """Print it above the table, with the budget that is used."""
-        moment = Text(f"{row.used_seconds:7.1f} s  {row.name}  ", style="dim")
-        self._console.print(moment + Text(line, style="not dim"), highlight=False)
+        """Print it above the table, with the budget that is left; what is too long continues under its beginning."""
+        both = Table.grid(padding=(0, 2, 0, 0))
+        both.add_row(Text(moment_of(row), style="dim"), Text(line))
+        self._console.print(both, highlight=False)
 
     def tick(self, used_seconds: dict[str, float]) -> None:
         """Move the budget bars."""

@@ -13,8 +13,6 @@ INSTALL: Final = "pip install 'espalier-cli[train]' installs what trains models"
 class InputError(CommandError):
     """What the person gave cannot be used."""
 
-    exit_code = 2
-
 
 def check_trainer(command: str) -> None:
     """Raise `NotInstalledError` where the trainer is not installed."""

@@ -36,9 +36,17 @@ _ELSEWHERE = {
 """Commands whose imports take time (torch takes seconds); they are imported on use."""
 
 
+_SECTIONS = {
+    "Train on this machine": ("init", "validate", "run", "compare", "export", "points"),
+    "Look at a cluster": ("list", "explain", "top", "watch", "snapshot", "plan"),
+    "Research": ("agent", "policies", "simulate"),
+}
+
+
 @click.group(
     cls=LazyGroup,
     elsewhere=_ELSEWHERE,
+    sections=_SECTIONS,
     group=COMMANDS,
     missing=INSTALL,
     epilog=EXIT_CODES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -10,6 +11,11 @@ from rich.text import Text
 
 _FRAME = 3
 """Characters of a column's frame and padding; the table has one more."""
+
+
+_GAP = 2
+"""Characters between the columns of a table without a frame."""
+_NOTHING = ("", "-", "0", "0.0")
 
 
 _WIDE = 100_000
@@ -33,7 +39,7 @@ def table_for(
     """Return `rows` under `columns` for a terminal of `width` characters; the columns `right` are flush right."""
     least = [max(map(_longest_word, cells)) for cells in zip(columns, *rows, strict=True)]
     if sum(least) + _FRAME * len(columns) + 1 > width:
-        return Group(*_lists(columns, rows))
+        return Group(*lists_of(columns, rows))
     table = Table(title_justify="left", header_style="bold")
     widths = _widths(least, [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)], width)
     for column, chosen in zip(columns, widths, strict=True):
@@ -49,15 +55,6 @@ def turned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[
     return names, [list(cells) for cells in zip(columns[1:], *(row[1:] for row in rows), strict=True)]
 
 
-def _lists(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Text]:
-    indent = max(map(len, columns[1:]), default=0)
-    for row in rows:
-        yield Text(row[0], style="bold")
-        yield from (
-            Text(f"  {column:<{indent}}  {cell}") for column, cell in zip(columns[1:], row[1:], strict=True) if cell
-        )
-
-
 def _widths(least: Sequence[int], most: Sequence[int], width: int) -> list[int]:
     """Return the columns' widths: the most that fits into `width` characters, taken from the widest first."""
     found, room = list(most), width - _FRAME * len(most) - 1
@@ -67,5 +64,36 @@ def _widths(least: Sequence[int], most: Sequence[int], width: int) -> list[int]:
     return found
 
 
+def fitting(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, right: Collection[str] = ()
+) -> list[int] | None:
+    """Return the numbers of the columns that a table without a frame shows in `width` characters.
+
+    Those that say nothing in any row go first. None where the others do not fit: figures and names are never cut. Only
+    the last column is wrapped, unless it is in `right`.
+    """
+
+    def needed(chosen: list[int]) -> int:
+        cells = [[columns[index], *(row[index] for row in rows)] for index in chosen]
+        wraps = bool(chosen) and columns[chosen[-1]] not in right
+        sizes = [max(map(_longest_word if wraps and each is cells[-1] else len, each)) for each in cells]
+        return sum(sizes) + _GAP * (len(sizes) - 1)
+
+    every = list(range(len(columns)))
+    saying = [index for index in every if any(row[index] not in _NOTHING for row in rows)]
+    return next((chosen for chosen in (every, saying) if needed(chosen) <= width), None)
+
+
+def lists_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Text]:
+    """Yield the lines of rows that follow each other as lists: the first cell, then the others with their columns."""
+    indent = max(map(len, columns[1:]), default=0)
+    for row in rows:
+        yield Text(row[0], style="bold")
+        yield from (
+            Text(f"  {column:<{indent}}  {cell}") for column, cell in zip(columns[1:], row[1:], strict=True) if cell
+        )
+
+
 def _longest_word(text: str) -> int:
-    return max(map(len, text.split()), default=0)
+    """Return the length of the longest part that is not broken: a word, or a change from one figure to another."""
+    return max(map(len, re.split(r"(?<!->)\s+(?!->)", text.strip())), default=0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Final
 
 import click
@@ -19,7 +20,9 @@ SEEDS: Final = click.IntRange(0, 2**32 - 1)
 
 
 class CommandError(click.ClickException):
-    """One line with the cause, then a hint."""
+    """One line with the cause, then a hint; unless a subclass says otherwise, an input that cannot be used."""
+
+    exit_code = 2
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -34,8 +37,6 @@ class CommandError(click.ClickException):
 
 class NotInstalledError(CommandError):
     """A command needs a module that is not installed."""
-
-    exit_code = 2
 
     def __init__(self, command: str, module: str, hint: str) -> None:
         super().__init__(f"{command} needs {module}, which is not installed", hint)
@@ -61,7 +62,8 @@ class LazyGroup(click.Group):
 
     `elsewhere` gives for each name the module and the name in it, as `module:name`. Other packages add commands as
     entry points of `group`, whose names begin with `prefix`; they replace none. A command whose imports are not
-    installed is listed with `missing`, and ends with that hint and exit code 2.
+    installed is listed with `missing`, and ends with that hint and exit code 2. `sections` gives the help a heading
+    for some commands each; all others come under the last one.
     """
 
     def __init__(
@@ -71,11 +73,13 @@ class LazyGroup(click.Group):
         group: str = "",
         prefix: str = "",
         missing: str = "",
+        sections: Mapping[str, Sequence[str]] | None = None,
         **settings: Any,
     ) -> None:
         """Take the arguments of `click.Group` in addition."""
         super().__init__(*args, **settings)
         self._prefix, self._missing = prefix, missing
+        self._sections = sections or {"Commands": ()}
         builtin = {prefix + name: where for name, where in elsewhere.items()}
         self._registry = Registry[object]("command", group, builtin)
 
@@ -98,6 +102,36 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{name} is a {type(command).__name__}, not a click command")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command of `args`; an error names one that is spelled like it."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if near := get_close_matches(args[0], self.list_commands(ctx), 1):
+                raise click.UsageError(f"{error.message.rstrip('.')}; did you mean {near[0]}?", ctx) from error
+            raise
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands with their first sentences, whole, by section."""
+        left = {name: text for name in self.list_commands(ctx) if (text := self._summary(ctx, name)) is not None}
+        for heading, names in self._sections.items():
+            last = heading == list(self._sections)[-1]
+            chosen = [name for name in names if name in left]
+            rows = [(name, left.pop(name)) for name in (*chosen, *(sorted(left.keys() - {*chosen}) if last else ()))]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+    def _summary(self, ctx: click.Context, name: str) -> str | None:
+        """Return the first sentence of a command's help; None where it is hidden."""
+        try:
+            command = self.get_command(ctx, name)
+        except RegistryError as error:  # the help of all others is not to fail by it
+            return str(error)
+        return None if command is None or command.hidden else command.get_short_help_str(limit=1000)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Invoke the command; Ctrl-C ends it with `INTERRUPTED`."""

@@ -109,7 +109,7 @@ def test_every_learner_learns_with_every_encoder_what_evaluate_reads(
 )
 def test_what_a_learner_cannot_be_told_is_one_line(run: Run, tmp_path: Path, options: list[str], message: str) -> None:
     result = run("learn", *options, "-o", tmp_path / "p")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {message}")
     assert len(result.stderr.splitlines()) == 1
 
@@ -126,7 +126,7 @@ def test_a_damaged_table_is_named(run: Run, tmp_path: Path, contents: str, messa
     path = tmp_path / "t.json"
     path.write_text(contents)
     result = run("evaluate", "--outcomes", path)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {path}: {message}")
     assert len(result.stderr.splitlines()) == 1
 
@@ -157,7 +157,7 @@ def test_a_table_of_a_folder_that_cannot_be_played_is_named(
     (tmp_path / "tables" / "a.json").write_text(json.dumps(sound))
     (tmp_path / "tables" / "b.json").write_text(json.dumps({**sound, **change}))
     result = run(*command, "--outcomes", "tables")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith(f"error: tables/b.json: {message}")
     assert len(result.stderr.splitlines()) == 1
     assert not (tmp_path / "p").exists()
@@ -176,7 +176,7 @@ def test_a_policy_that_cannot_be_used_is_named(
     document = json.loads((tmp_path / "q" / "policy.json").read_text())
     (tmp_path / "q" / "policy.json").write_text(json.dumps({**document, "version": 2}))
     result = run(*command, "q")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith("error: q/policy.json: version 2 comes from a newer Espalier")
     assert len(result.stderr.splitlines()) == 1
     assert not (tmp_path / "p").exists()
@@ -184,7 +184,7 @@ def test_a_policy_that_cannot_be_used_is_named(
 
 def test_a_table_that_is_not_there_is_named(run: Run, tmp_path: Path) -> None:
     result = run("learn", "--outcomes", tmp_path / "none", "-o", tmp_path / "p")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {tmp_path}/none: no such file or folder, and not an included set (")
     assert "lamelas" in result.stderr
 
@@ -195,7 +195,7 @@ def test_serving_on_a_port_in_use_is_one_line_and_a_hint(run: Run) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         result = run("serve", "--port", port)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.splitlines() == [
         f"error: cannot serve on 127.0.0.1:{port}: Address already in use",
@@ -205,7 +205,7 @@ def test_serving_on_a_port_in_use_is_one_line_and_a_hint(run: Run) -> None:
 
 def test_serving_a_policy_that_cannot_be_read_is_one_line(run: Run, tmp_path: Path) -> None:
     result = run("serve", "--port", "0", "--policy", tmp_path)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {tmp_path}/policy.json: cannot be read")
     assert len(result.stderr.splitlines()) == 1
 
@@ -239,12 +239,12 @@ def test_learn_says_that_it_cannot_write_before_it_learns(run: Run, tmp_path: Pa
     (tmp_path / "file").write_text("kept")
     output = tmp_path / "file" / "policy" if inside else tmp_path / "file"
     result = run("learn", "--set", "updates=1", "-o", output)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "episodes" not in result.stderr
     reason = "Not a directory" if inside else "File exists"
     assert result.stderr == f"error: --output: {output}: cannot be written: {reason}\n"
 
 
 def test_learn_leaves_no_folder_where_it_did_not_begin(run: Run, tmp_path: Path) -> None:
-    assert run("learn", "--set", "updates=0", "-o", tmp_path / "policy").exit_code == 1
+    assert run("learn", "--set", "updates=0", "-o", tmp_path / "policy").exit_code == 2
     assert not (tmp_path / "policy").exists()

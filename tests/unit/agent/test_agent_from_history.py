@@ -538,7 +538,7 @@ def test_a_policy_that_came_into_service_while_it_was_judged_stays(
 
     monkeypatch.setattr("espalier_agent.commands.evaluate.judge", slow)
     result = run("promote", "--policy", tmp_path / "new", "--to", tmp_path / "served", "--outcomes", "digits")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "served: another policy came into service meanwhile; judge again" in result.stderr
     assert load_policy(tmp_path / "served").identity == policy.identity
 
@@ -557,16 +557,16 @@ def test_tables_that_are_held_out_are_not_learnt(tmp_path: Path, table: OutcomeT
     [
         (
             ["learn", "--from-history", "DB", "--learner", "ppo", "-o", "P"],
-            1,
+            2,
             "learner ppo does not learn from a history",
         ),
-        (["learn", "--from-history", "missing.db", "-o", "P"], 1, r"missing.db: no such file"),
-        (["learn", "--from-history", "DB", "--set", "unit=week", "-o", "P"], 1, "unit=week"),
-        (["learn", "--without-tables", "-o", "P"], 1, "there is no outcome table to learn from"),
+        (["learn", "--from-history", "missing.db", "-o", "P"], 2, r"missing.db: no such file"),
+        (["learn", "--from-history", "DB", "--set", "unit=week", "-o", "P"], 2, "unit=week"),
+        (["learn", "--without-tables", "-o", "P"], 2, "there is no outcome table to learn from"),
         (["promote", "--policy", "P", "--to", "SERVED"], 2, "no data to compare the policies on"),
-        (["promote", "--policy", "none", "--to", "SERVED", "--outcomes", "digits"], 1, "none/policy.json"),
-        (["promote", "--policy", "SERVED", "--to", "none", "--outcomes", "digits"], 1, "none/policy.json"),
-        (["promote", "--policy", "SERVED", "--to", "SERVED", "--from-history", "NEWER"], 1, "of a newer Espalier"),
+        (["promote", "--policy", "none", "--to", "SERVED", "--outcomes", "digits"], 2, "none/policy.json"),
+        (["promote", "--policy", "SERVED", "--to", "none", "--outcomes", "digits"], 2, "none/policy.json"),
+        (["promote", "--policy", "SERVED", "--to", "SERVED", "--from-history", "NEWER"], 2, "of a newer Espalier"),
     ],
 )
 def test_what_cannot_be_is_one_line(

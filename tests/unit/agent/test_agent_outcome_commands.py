@@ -99,7 +99,7 @@ def test_what_is_no_database_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("text" * 1000)
     for source, message in ((tmp_path / "text.db", "file is not a database"), (tmp_path / "none", "no such file")):
         result = CliRunner().invoke(agent, ["outcomes", "--db", str(source)])
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert result.stderr.startswith(f"error: {source}: ")
         assert message in result.stderr
 

@@ -318,15 +318,15 @@ def test_wall_time_is_kept_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
-        (["--start-at", "soon"], 1, "'soon' is not a moment; write 20s"),
-        (["--start-at", "100%"], 1, "--start-at: 0.15 s is not before the end of the budget of 0.15 s"),
-        (["--step-cost", "2"], 1, "--step-cost '2': 1 numbers; write 4 numbers of ms"),
-        (["--time-budget", "-1"], 1, "--time-budget: is -1.0; input should be greater than 0"),
-        (["--device", "abacus"], 1, "--device abacus: "),
+        (["--start-at", "soon"], 2, "'soon' is not a moment; write 20s"),
+        (["--start-at", "100%"], 2, "--start-at: 0.15 s is not before the end of the budget of 0.15 s"),
+        (["--step-cost", "2"], 2, "--step-cost '2': 1 numbers; write 4 numbers of ms"),
+        (["--time-budget", "-1"], 2, "--time-budget: is -1.0; input should be greater than 0"),
+        (["--device", "abacus"], 2, "--device abacus: "),
         (["--time", "wall"], 2, "--step-cost is for virtual time"),
         (["--decisions", "0"], 2, "0 is not in the range"),
         (["--throughput", "0.5"], 2, "0.5 is not in the range"),
-        (["--output", "/nowhere/t.json"], 1, "there is no folder /nowhere"),
+        (["--output", "/nowhere/t.json"], 2, "there is no folder /nowhere"),
     ],
 )
 def test_what_cannot_be_used_is_named(tmp_path: Path, more: list[str], code: int, message: str) -> None:
@@ -344,7 +344,7 @@ def test_a_model_that_cannot_grow_is_named(tmp_path: Path, monkeypatch: pytest.M
     job = tmp_path / "job.yaml"
     job.write_text(JOB.read_text().replace("model: {name: digits}", "model: {entrypoint: 'only_a_classifier:net'}"))
     outcome = CliRunner().invoke(cli, [part if part != str(JOB) else str(job) for part in command(tmp_path / "t.json")])
-    assert outcome.exit_code == 1, outcome.output
+    assert outcome.exit_code == 2, outcome.output
     assert "error: model only_a_classifier:net: cannot grow" in outcome.output
 
 

@@ -30,6 +30,7 @@ from espalier_core.types.events import (
     AnyEvent,
     BatchSizeChanged,
     EpochFinished,
+    JobChanged,
     ProgressRead,
     TrainerStarted,
     Warned,
@@ -530,3 +531,23 @@ def test_tables_fit_and_break_no_word(width: int) -> None:
     text = stream.getvalue()
     assert max(map(len, text.splitlines())) <= width
     assert all(word in text for cell in (*columns[1:], *row) for word in cell.split())
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_and_a_pipe_have_the_same_clock(terminal: bool) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=60)
+    row = JobRow("a", 10, used_seconds=4.0)
+    with (LiveDisplay if terminal else PlainDisplay)([row], console) as display:
+        display.print(row, "one two three four five six seven eight nine ten eleven twelve")
+    said = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", stream.getvalue())
+    (begins,) = (line for line in said.splitlines() if "one two" in line)
+    assert begins.startswith("a      6.0 s left  one two")
+    if terminal:
+        (continued,) = (line for line in said.splitlines() if "twelve" in line)
+        assert continued.startswith(" " * len("a      6.0 s left  ")), "under the beginning of the text"
+
+
+def test_a_phase_that_is_its_own_reason_is_told_once() -> None:
+    event = JobChanged(time=datetime.now(UTC), used_seconds=0, phase="Running", reason="Running", message="")
+    assert line_for(event) == "Running: it is training"

@@ -27,7 +27,7 @@ COMMANDS: Final = {
 }
 HELP: Final = """Learn, judge and serve the policy that advises how models grow.
 
-Exit codes: 0 success, 1 an input cannot be used, 2 usage error, 3 a policy is not promoted.
+Exit codes: 0 success, 1 an internal error, 2 an input cannot be used, 3 a policy is not promoted, 130 interrupted.
 """
 
 agent: Final = LazyGroup(name="agent", help=HELP, elsewhere=COMMANDS)

@@ -11,7 +11,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from espalier_cli.tables import console_of_stdout
+from espalier_cli.tables import console_of_stdout, fitting, lists_of
 from espalier_core.base import number_of
 
 _BYTES = ("memory", "ephemeral-storage")
@@ -72,14 +72,22 @@ def print_data(data: Any, form: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Row], *, right: Iterable[str] = ()) -> None:
-    """Print a table with a heading a column; `right` are those whose figures are flush right."""
+    """Print a table with a heading a column; `right` are those whose figures are flush right.
+
+    Where it is too wide for the terminal, columns that say nothing go first; then its rows follow each other as lists.
+    """
+    rows, right, console = list(rows), tuple(right), console_of_stdout()
+    shown = fitting(columns, rows, console.width, right=right)
+    if shown is None:
+        console.print(*lists_of(columns, rows), sep="\n", soft_wrap=True)
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
+    for index in shown:
         # Only the last column, the words, is wrapped on a narrow terminal.
-        table.add_column(name, justify="right" if name in right else "left", no_wrap=name != columns[-1])
+        last, name = index == shown[-1], columns[index]
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=not last or name in right)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console = console_of_stdout()
+        table.add_row(*(Text(row[index]) for index in shown))
     with console.capture() as capture:
         console.print(table)
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))

@@ -57,7 +57,6 @@ __all__ = [
     "AdaptationSpec",
     "AdaptiveTrainingJob",
     "AgentRef",
-    "BasePreemption",
     "BatchSizing",
     "CheckpointSpec",
     "DatasetSpec",

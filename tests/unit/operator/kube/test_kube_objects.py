@@ -142,7 +142,7 @@ def test_the_objects_of_a_job_in_the_order_in_which_they_are_made():
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "one-trainer", **OWNED}},
         {
             "apiVersion": f"{rbac}/v1",
-            "kind": "WorkerRole",
+            "kind": "Role",
             "metadata": {"name": "one-trainer", **OWNED},
             "rules": [
                 {
@@ -163,7 +163,7 @@ def test_the_objects_of_a_job_in_the_order_in_which_they_are_made():
             "apiVersion": f"{rbac}/v1",
             "kind": "RoleBinding",
             "metadata": {"name": "one-trainer", **OWNED},
-            "roleRef": {"apiGroup": rbac, "kind": "WorkerRole", "name": "one-trainer"},
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "one-trainer"},
             "subjects": [{"kind": "ServiceAccount", "name": "one-trainer", "namespace": "ns"}],
         },
     )

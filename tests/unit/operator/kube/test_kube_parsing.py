@@ -744,5 +744,5 @@ def test_a_queue_is_read_with_its_quotas_and_a_damaged_one_holds_nothing() -> No
     )
     assert (language.quotas, language.max_priority) == ((Quota(nominal=4),), None)
     assert (default.cohort, default.max_priority) == (None, 0)
-    damaged = {"kind": "QueueLimits", "metadata": {"name": "vision"}, "spec": {"quotas": "all"}}
+    damaged = {"kind": "Queue", "metadata": {"name": "vision"}, "spec": {"quotas": "all"}}
     assert parse_queue_object(damaged).queue == QueueLimits(name="vision", quotas=(Quota(nominal=0),))

@@ -269,7 +269,7 @@ def event_of(job: ManagedJob, event: EventObject, now: float) -> dict[str, Any]:
     time = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
-        "kind": "EventObject",
+        "kind": "Event",
         # Named here and not by the server: posted twice after a lost answer it is the same Event.
         "metadata": {"name": f"{name}.{secrets.token_hex(8)}", "namespace": namespace},
         "involvedObject": {

@@ -204,6 +204,20 @@ def test_a_snapshot_of_one_namespace_counts_the_others_pods_as_others(world: Wor
     assert seen.nodes
 
 
+def test_a_job_is_suspended_and_resumed(cluster: ApiServer) -> None:
+    namespace = cluster.namespace()
+    jobs = Jobs(cluster, namespace)
+    jobs.make("pauses")
+    for command, wanted in (("suspend", True), ("resume", False)):
+        done = espalier(cluster.kubeconfig, command, f"{namespace}/pauses")
+        assert (done.exit_code, done.stdout) == (0, ""), done.stderr
+        assert jobs.get("pauses")["spec"].get("suspend", False) is wanted
+        missing = espalier(cluster.kubeconfig, command, "-n", namespace, "pause")
+        assert missing.exit_code == 2
+        assert "hint: did you mean pauses?" in missing.stderr
+    assert "has no pods now" in espalier(cluster.kubeconfig, "logs", f"{namespace}/pauses").stderr
+
+
 # ---- who may not see everything, and what goes wrong
 
 

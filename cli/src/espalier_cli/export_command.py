@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -37,7 +38,10 @@ from espalier_cli.errors import InputError, check_trainer
     is_flag=True,
     help="In model.pt2, make batch norms a part of the convolutions before them: faster, for inference only.",
 )
-def export(run: Path, output: Path | None, model: str | None, average: bool, program: bool, fold: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the files and the Python code as JSON.")
+def export(
+    run: Path, output: Path | None, model: str | None, average: bool, program: bool, fold: bool, as_json: bool
+) -> None:
     """Write the trained model of RUN as a folder: weights (safetensors), how to build it, a model card.
 
     RUN is the folder of a run, of its checkpoints, or of one checkpoint. The newest checkpoint is exported, also while
@@ -52,9 +56,9 @@ def export(run: Path, output: Path | None, model: str | None, average: bool, pro
         exported = write(run, output or run / "export", model, average=average, program=program, fold=fold)
     except ExportError as error:
         raise InputError(str(error)) from error
-    for file in sorted(exported.folder.iterdir()):
-        click.echo(str(file), err=True)
+    files = [str(file) for file in sorted(exported.folder.iterdir())]
+    click.echo("\n".join(files), err=True)
     if not exported.checked:
         hint = "load it with model=, or export it again with --model package.module:function"
         click.echo(f"the script of the run makes the starting model: {hint}", err=True)
-    click.echo(exported.snippet)
+    click.echo(json.dumps({"files": files, "python": exported.snippet}, indent=1) if as_json else exported.snippet)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -13,6 +15,7 @@ from espalier_cli.starting import JobFile
 from espalier_cli.tables import plain_console
 from espalier_core.console import COMMANDS, LazyGroup, RealRange
 from espalier_core.files.documents import DocumentError
+from espalier_core.validation.problems import Problem
 from espalier_core.validation.reading import JobFileError, check_file, jobs_in
 
 EXIT_CODES = """\
@@ -22,6 +25,11 @@ Exit codes: 0 success, 1 a job failed or an internal error, 2 an input cannot be
 
 _ELSEWHERE = {
     "init": "espalier_cli.starting:init",
+    "doctor": "espalier_cli.environment:doctor",
+    "completion": "espalier_cli.environment:completion",
+    "suspend": "espalier_cli.cluster.job_commands:suspend",
+    "resume": "espalier_cli.cluster.job_commands:resume",
+    "logs": "espalier_cli.cluster.job_commands:logs",
     "run": "espalier_cli.run_command:run",
     "points": "espalier_cli.points_command:points",
     "export": "espalier_cli.export_command:export",
@@ -38,7 +46,8 @@ _ELSEWHERE = {
 
 _SECTIONS = {
     "Train on this machine": ("init", "validate", "run", "compare", "export", "points"),
-    "Look at a cluster": ("list", "explain", "top", "watch", "snapshot", "plan"),
+    "Jobs of a cluster": ("list", "explain", "watch", "logs", "suspend", "resume", "top", "snapshot", "plan"),
+    "This command": ("doctor", "completion"),
     "Research": ("agent", "policies", "simulate"),
 }
 
@@ -72,33 +81,37 @@ def cli() -> None:
     metavar="SECONDS",
     help="With --deep: how long each job may take.",
 )
-def validate(files: tuple[Path, ...], deep: bool, time_limit: float) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def validate(files: tuple[Path, ...], deep: bool, time_limit: float, as_json: bool) -> None:
     """Print every problem in FILES with jobs or queues as `file:line: field: what is wrong, what is allowed`.
 
     With --deep, an error of a job's code is one sentence with its file and line. What was found and what was not
     checked goes to stderr, with all that the code prints.
     """
-    bad = False
+    problems: list[Problem] = []
     for path in files:
         try:
             names = check_file(path)
         except JobFileError as error:
-            bad = True
-            for problem in error.problems:
-                click.echo(str(problem))
+            found = list(error.problems)
         else:
             click.echo(f"{path}: {', '.join(names)}: valid", err=True)
-            bad = (deep and not _runs(path, time_limit)) or bad
-    if bad:
+            found = _tried(path, time_limit) if deep else []
+        problems += found
+        for problem in [] if as_json else found:
+            click.echo(str(problem))
+    if as_json:
+        click.echo(json.dumps([asdict(problem) for problem in problems], indent=1))
+    if problems:
         sys.exit(2)
 
 
-def _runs(path: Path, time_limit: float) -> bool:
-    """Print what becomes of the jobs of a valid file when they are tried; return whether all of them run."""
+def _tried(path: Path, time_limit: float) -> list[Problem]:
+    """Return why jobs of a valid file do not run when they are tried; tell what is found meanwhile."""
     from espalier_cli.deep import check_deep
 
     check_trainer("validate --deep")
-    runs = True
+    problems = []
     for job in jobs_in(path):
         place = f"{path}: {job.metadata.name}"
 
@@ -106,15 +119,15 @@ def _runs(path: Path, time_limit: float) -> bool:
             click.echo(f"{place}: {text}", err=True)
 
         if problem := check_deep(job, time_limit, tell).problem:
-            click.echo(f"{place}: {problem}")
-            runs = False
-    return runs
+            problems.append(Problem(str(path), 0, job.metadata.name, problem))
+    return problems
 
 
 @cli.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
 @picture_option("the runs")
-def compare(folders: tuple[Path, ...], picture: Path | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def compare(folders: tuple[Path, ...], picture: Path | None, as_json: bool) -> None:
     """Compare finished runs: the FOLDERS that `espalier run --output` created."""
     from espalier_cli.compare import read_run, table_of, verdict
 
@@ -122,10 +135,15 @@ def compare(folders: tuple[Path, ...], picture: Path | None) -> None:
         curves = [read_run(folder) for folder in folders]
     except DocumentError as error:
         raise InputError(str(error)) from error
-    console = plain_console()
-    console.print(table_of(curves, console.width))
-    if len(curves) > 1:
-        console.print(verdict(curves), soft_wrap=True)
+    said = verdict(curves) if len(curves) > 1 else None
+    if as_json:
+        runs = [{"run": curve.label, **curve.result.to_json()} for curve in curves]
+        click.echo(json.dumps({"runs": runs, "verdict": said}, indent=1))
+    else:
+        console = plain_console()
+        console.print(table_of(curves, console.width))
+        if said:
+            console.print(said, soft_wrap=True)
     if picture is not None:
         from espalier_cli.picture import draw_comparison
 

@@ -22,6 +22,7 @@ from espalier_cli.terminal import Prints, Silences, Terminal, stopping_signals
 from espalier_core.files.documents import write_text_atomically
 from espalier_core.types.events import AnyEvent, EpochFinished, Warned
 from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.reasons import Reason
 from espalier_core.types.result import RunResult, read_history, summarize
 from espalier_core.types.status import JobPhase
 from espalier_core.validation.reading import with_spec
@@ -89,7 +90,7 @@ def run_jobs(
     Write each job's `result.json` and `training.png`. `DocumentError` where an earlier run's history is damaged.
     """
     views = [JobRow(job.metadata.name, job.spec.time_budget_seconds) for job in jobs]
-    stopped = False
+    stopped, no_agent = False, settings.agent_command is None and settings.agent_url is None
     for job in jobs:  # now, not when the budget is used up
         _history(folder_of(settings.directory, job.metadata.name, jobs))
     names = [job.metadata.name for job in jobs]
@@ -116,6 +117,8 @@ def run_jobs(
             def on_event(job: str, event: AnyEvent) -> None:
                 if isinstance(event, Warned) and job in prints:
                     prints[job].skip(f"{event.reason}: {event.message}")
+                    if event.reason == Reason.AGENT_UNAVAILABLE and no_agent:
+                        return  # it was asked for
                 if line_for(event) or isinstance(event, EpochFinished):
                     silences.heard(job)
                 display.show(job, event)

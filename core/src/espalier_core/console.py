@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -55,6 +56,38 @@ class RealRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+def output_file(
+    help: str, kind: click.Path, default: Path | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return an option `--output` for a file or a folder; required without a default.
+
+    `-o` is read for one release more, with a warning: in all other commands it is a format.
+    """
+    key = f"{__name__}.output"
+
+    def old(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
+        if value is not None:
+            click.echo("warning: -o is a format in other commands, and will be here; write --output", err=True)
+            ctx.meta[key] = value
+
+    def new(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path:
+        found: Path | None = ctx.meta.get(key, default) if value is None else value
+        if found is None:
+            raise click.MissingParameter(ctx=ctx, param=param)
+        return found
+
+    def added(command: Callable[..., Any]) -> Callable[..., Any]:
+        shown = f"{help}  [{'required' if default is None else f'default: {default}'}]"
+        command = click.option("--output", type=kind, callback=new, help=shown)(command)
+        # Before --output, whichever comes first on the command line.
+        old_letter = click.option(
+            "-o", "old_output", type=kind, is_eager=True, hidden=True, expose_value=False, callback=old
+        )
+        return old_letter(command)
+
+    return added
 
 
 class LazyGroup(click.Group):

@@ -27,7 +27,7 @@ from espalier_agent.policies.network import ENCODERS
 from espalier_agent.policies.policy import PolicyError, load_policy, save_policy
 from espalier_agent.tables.tree import TableError, read_playable, table_digest
 from espalier_core.base import Record
-from espalier_core.console import SEEDS, CommandError, RealRange
+from espalier_core.console import SEEDS, CommandError, RealRange, output_file
 from espalier_core.files.documents import DocumentError
 from espalier_core.registry import RegistryError
 from espalier_core.types.outcomes import GrowthCorpus, OutcomeTable, read_corpus, table_files
@@ -133,7 +133,7 @@ def _split(context: click.Context, parameter: click.Parameter, values: tuple[str
 )
 @corpus_option
 @history_option
-@click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="Folder for the policy.")
+@output_file("Folder for the policy.", click.Path(path_type=Path))
 @click.option("--seed", type=SEEDS, default=0, show_default=True)
 @click.option("--name", help="Name of the policy; default: the name of the output folder.")
 @click.option("--learner", type=click.Choice(LEARNERS.names()), default=DEFAULT_LEARNER, show_default=True)

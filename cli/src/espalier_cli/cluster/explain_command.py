@@ -12,7 +12,7 @@ from espalier_cli.cluster.causes import particulars
 from espalier_cli.cluster.client import Cluster, ClusterError, ForbiddenError, NotFoundError, fetch_for_job
 from espalier_cli.cluster.decisions import described_share, says
 from espalier_cli.cluster.options import (
-    EXIT_CODES,
+    OF_OPERATOR,
     cluster_options,
     namespace_option,
     output_option,
@@ -33,7 +33,7 @@ EVENTS_SHOWN = 10
 ADAPTATIONS_SHOWN = 10
 
 
-@click.command(epilog=EXIT_CODES)
+@click.command(epilog=OF_OPERATOR)
 @click.argument("job")
 @namespace_option
 @output_option("text", "json", "yaml")

@@ -17,6 +17,12 @@ from espalier_operator.kube.settings import settings_options as operator_options
 EXIT_CODES = """\
 Exit codes: 0 success, 1 the cluster did not answer or refused, 2 an input cannot be used."""
 
+OF_OPERATOR = f"""\
+Where the operator has other settings than the defaults, give its own options (--gpu-resource, --controller-name, ...),
+which `espalier snapshot --help` lists.
+
+{EXIT_CODES}"""
+
 Command = Callable[..., Any]
 _DECISIVE = (
     *("controller_name", "gpu_resource", "other_gpu_resources", "gpu_type_label", "rack_label", "tolerated_taints"),
@@ -42,9 +48,10 @@ def cluster_options(command: Command) -> Command:
     return connected
 
 
-def settings_options(command: Command) -> Command:
+def settings_options(command: Command, *, shown: bool = False) -> Command:
     """Add the operator's settings that affect its decisions, as its own options, and give them as `settings`.
 
+    The help of one command shows them; that of the others refers to it (`OF_OPERATOR`).
     They contain the scheduling policy of a command that has `--policy`, if one is named; otherwise the operator's.
     """
 
@@ -54,20 +61,33 @@ def settings_options(command: Command) -> Command:
         chosen["policy"] = chosen.get("policy") or AS_RECORDED
         command(settings=settings_of(chosen), **given)
 
-    return operator_options(counting, _DECISIVE)
+    with_options = operator_options(counting, _DECISIVE)
+    for option in getattr(with_options, "__click_params__", ()):
+        option.hidden = option.hidden or (not shown and option.name in _DECISIVE)
+    return with_options
 
 
 def output_option(*formats: str) -> Callable[[Command], Command]:
-    """Add `-o`; the first of `formats` is the default."""
-    return click.option(
-        "-o",
-        "--output",
-        "form",
-        type=click.Choice(formats),
-        default=formats[0],
-        show_default=True,
-        help="Output format.",
-    )
+    """Add `-o`, whose default is the first of `formats`, and `--json`, which all commands with data have."""
+
+    def added(command: Command) -> Command:
+        @click.option(
+            "-o",
+            "--output",
+            "form",
+            type=click.Choice(formats),
+            default=formats[0],
+            show_default=True,
+            help="Output format.",
+        )
+        @click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
+        @wraps(command)
+        def formed(*, form: str, as_json: bool, **given: Any) -> None:
+            command(form="json" if as_json else form, **given)
+
+        return formed
+
+    return added
 
 
 namespace_option = click.option(

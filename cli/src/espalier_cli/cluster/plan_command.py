@@ -6,6 +6,7 @@ import gzip
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import click
@@ -17,7 +18,7 @@ from espalier_cli.cluster.output import count, print_data, print_table
 from espalier_cli.errors import InputError
 from espalier_cli.options import policy_option
 from espalier_core.base import repeated
-from espalier_core.console import RealRange
+from espalier_core.console import RealRange, output_file
 from espalier_core.files.documents import write_text_atomically
 from espalier_operator.kube.inspection import KubeSettings, seen_by_operator
 from espalier_operator.model import Snapshot, SnapshotError
@@ -31,23 +32,16 @@ _MOST_GPUS = 100_000
 """Of a worker or a node; some policies look at each."""
 _MOST = 10**30
 """Bytes and all else: more than Kubernetes counts (2⁶³ in a container), and few enough to be divided."""
-_HINT = "espalier snapshot -o FILE makes one; one edited by hand must stay whole"
+_HINT = "espalier snapshot --output FILE makes one; one edited by hand must stay whole"
 
 
 @click.command(epilog=EXIT_CODES)
 @click.option(
     "-n", "--namespace", metavar="NAME", help="Only jobs of this namespace, like an operator that watches it."
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
-    default="-",
-    show_default=True,
-    help="Output file; - is stdout.",
-)
+@output_file("Output file; - is stdout.", click.Path(path_type=Path, dir_okay=False, allow_dash=True), Path("-"))
 @cluster_options
-@settings_options
+@partial(settings_options, shown=True)
 @policy_option("Scheduling policy that the snapshot names.  [default: the operator's]", None)
 def snapshot(namespace: str | None, output: Path, cluster: Cluster, settings: KubeSettings) -> None:
     """Write what the scheduler sees now (nodes, workers, promises, jobs and rules) as JSON.

@@ -59,7 +59,7 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     Reason.HELD_BY_POLICY: Remedy(
         "Wait: the policy decides again when jobs come, go or progress. `espalier plan` shows what another "
         "policy would do.",
-        (_TOP, "espalier snapshot -o cluster.json", "espalier plan --snapshot cluster.json --policy fair"),
+        (_TOP, "espalier snapshot --output cluster.json", "espalier plan --snapshot cluster.json --policy fair"),
     ),
     Reason.TOO_LITTLE_BUDGET_LEFT: Remedy(
         "No action is needed: it trains with its base GPUs to the end of its budget."

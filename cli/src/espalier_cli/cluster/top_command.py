@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from espalier_cli.cluster.client import Cluster, Lists, fetch
-from espalier_cli.cluster.options import EXIT_CODES, cluster_options, output_option, settings_options
+from espalier_cli.cluster.options import OF_OPERATOR, cluster_options, output_option, settings_options
 from espalier_cli.cluster.output import Row, count, print_data, print_heading, print_table, short
 from espalier_cli.cluster.usage import AvoidedUse, JobUse, TypeUse, avoided, others, use_by_job, use_by_type, why_not
 from espalier_core.k8s.resources import NODES
@@ -18,7 +18,7 @@ _TYPE_COLUMNS = ("TYPE", "NODES", "TOTAL", "BASE", "LENT", "OTHERS", "TERMINATIN
 _JOB_COLUMNS = ("JOB", "TYPE", "BASE", "LENT", "TERMINATING", "PROMISED", "BUDGET-LEFT")
 
 
-@click.command(epilog=EXIT_CODES)
+@click.command(epilog=OF_OPERATOR)
 @output_option("table", "json", "yaml")
 @cluster_options
 @settings_options

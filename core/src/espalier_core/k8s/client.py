@@ -34,7 +34,7 @@ from espalier_core.k8s.errors import (
     cause_of,
     error_of,
 )
-from espalier_core.k8s.resources import Listing, Pages, Raw, Resource, selectors
+from espalier_core.k8s.resources import PODS, Listing, Pages, Raw, Resource, selectors
 
 _UNUSABLE: Final = (ConfigException, yaml.YAMLError, OSError, TypeError, AttributeError, KeyError, ValueError)
 """What the client raises at a damaged kubeconfig; `ValueError`: it is not UTF-8, or a certificate is not base64."""
@@ -42,6 +42,8 @@ _TOKEN_SECONDS: Final = 60.0
 """How long a token that was read of a file is used before the file is read again, as the client does in a pod."""
 PAGE: Final = 500
 """Objects in one answer to a list."""
+_LONG_SECONDS: Final = 7 * 86400.0
+"""How long a program may print nothing while its log is followed."""
 _SKEW_SECONDS: Final = 2.0
 """Clocks closer than this are taken for equal: an API server gives its time in whole seconds."""
 
@@ -195,6 +197,17 @@ class Client:
     def create(self, resource: Resource, body: Mapping[str, Any], namespace: str | None = None) -> Raw:
         """Create an object, or have a review answered; returns it."""
         return self._read(Call("create", resource, namespace), "POST", resource.path(namespace), body=body)
+
+    def log(self, namespace: str, pod: str, container: str, *, follow: bool) -> Iterator[bytes]:
+        """Yield the log of a container, with `follow` until it ends."""
+        call, query = Call("get", PODS, namespace), {"container": container, **({"follow": "true"} if follow else {})}
+        silence = _LONG_SECONDS if follow else self._retries.deadline
+        response = self._send(call, "GET", f"{PODS.path(namespace, pod)}/log", query, None, silence)
+        try:
+            with self.errors(call):
+                yield from response.stream()
+        finally:
+            response.close()
 
     def watch(
         self, resource: Resource, namespace: str, since: int, *, seconds: int, silence: float, fields: str = ""

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from espalier_cli.run import TimelineError, parse_moment
 from espalier_cli.starting import JobFile
-from espalier_core.console import INTERRUPTED, SEEDS, CommandError, RealRange
+from espalier_core.console import INTERRUPTED, SEEDS, CommandError, RealRange, output_file
 from espalier_core.files.documents import write_text_atomically
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.outcomes import OutcomeTable
@@ -112,9 +112,7 @@ _OF_CORPORA: Final = {"moments": "--moments", "most": "--most", "ways": "--way",
     "[default: OUTPUT.work, removed at the end, but kept for a corpus]",
 )
 @click.option("--restart", is_flag=True, help="Delete finished runs in the work folder.")
-@click.option(
-    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), required=True, help="File for the table."
-)
+@output_file("File for the table.", click.Path(path_type=Path, dir_okay=False))
 def collect(
     job_file: Path | None,
     corpus: str | None,

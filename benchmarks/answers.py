@@ -50,13 +50,13 @@ def waiting(jobs: int, gpus: int) -> View:
         Candidate(key=f"ns/job-{index:05}", submitted_at=-37.0 * index, min_workers=1, max_workers=1 + index % 8)
         for index in range(jobs)
     )
-    outlooks = {
+    speed_models = {
         job.key: speeds(1_000.0 + 13 * index, (index % 19) / 20, job.max_workers)
         for index, job in enumerate(candidates)
         if index % 2
     }
     nodes = {f"node-{index:04}": NODE for index in range(gpus // NODE)}
-    return View(now=0.0, gpus=gpus, jobs=candidates, outlooks=outlooks, nodes=nodes, continuous=True)
+    return View(now=0.0, gpus=gpus, jobs=candidates, speed_models=speed_models, nodes=nodes, continuous=True)
 
 
 def policy(seed: int, jobs: int, gpus: int) -> AllocationPolicy:

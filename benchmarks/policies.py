@@ -189,7 +189,7 @@ def decision_rows() -> Iterator[dict[str, object]]:
                 gpus=sum(node.gpus for node in nodes),
                 jobs=jobs,
                 nodes={node.name: node.gpus for node in nodes},
-                outlooks={job.key: Curve(chance) for job in jobs},
+                speed_models={job.key: Curve(chance) for job in jobs},
             )
             began = time.process_time()
             configured("goodput").decide(view)

@@ -6,7 +6,7 @@ operator's own. The API server answers from memory, outside of the times that ar
 
 Before each tick a second passes, a GPU of another pod comes free, and a tenth of the leaders report. The parts: `look`
 brings all jobs up to date and makes the snapshot, `plan` plans by it, `record` carries out the actions and queues what
-is to be written. `glance` is what the loop does when there is news and no plan is due.
+is to be written. `sync_figures` is what the loop does when there is news and no plan is due.
 
 Times are CPU time of the process. Garbage is collected as rarely as in the operator.
 """
@@ -149,10 +149,10 @@ class Cluster:
         parts = {"look": looked - begun, "plan": thought - looked, "record": recorded - thought}
         return {name: 1000 * seconds for name, seconds in parts.items()}
 
-    def glance(self) -> float:
+    def sync_figures(self) -> float:
         """Glance once; return the CPU milliseconds."""
         begun = time.process_time()
-        self.backend.glance()
+        self.backend.sync_figures()
         return 1000 * (time.process_time() - begun)
 
     async def written(self) -> None:
@@ -193,7 +193,7 @@ async def measured(case: Case, ticks: int) -> dict[str, float]:
     for number in range(_WARM_UP + ticks):
         cluster.clock.time += 1
         cluster.report(number % 10, 10, 2.0 + number)
-        took = {"glance": cluster.glance()}
+        took = {"sync_figures": cluster.sync_figures()}
         await cluster.written()
         cluster.free_one()
         took |= await cluster.tick()

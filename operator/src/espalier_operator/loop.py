@@ -80,18 +80,18 @@ class SchedulerLoop:
         wall: Callable[[], float] | None = None,
         observer: LoopObserver | None = None,
         memory: PolicyMemory | None = None,
-        glance: Callable[[], float] = lambda: 0.0,
+        sync_figures: Callable[[], float] = lambda: 0.0,
         follow_up_seconds: float = 0.0,
         asking: Asking | None = None,
     ) -> None:
         """Prepare; nothing runs before `run`. `wall` is a monotonic clock in wall seconds (for tests).
 
-        `memory` is what the policy remembers of an earlier run. `glance` is called after a `notice()`: it returns
+        `memory` is what the policy remembers of an earlier run. `sync_figures` is called after a `notice()`: it returns
         within how many wall seconds a plan must be made, infinity for none. What follows from a plan's own actions is
         planned `follow_up_seconds` later: the facts that it waits for wake the loop themselves. `asking` asks a policy
         that is evaluated elsewhere.
         """
-        self._observer, self._glance, self._asking = observer, glance, asking
+        self._observer, self._sync_figures, self._asking = observer, sync_figures, asking
         self._follow_up = follow_up_seconds
         self._fallback = ""
         self._backend, self._policy, self._clock = backend, policy, clock
@@ -134,7 +134,7 @@ class SchedulerLoop:
             except TimeoutError:
                 return
             self._event.clear()
-            within = self._glance()
+            within = self._sync_figures()
             if self._changed:
                 within, self._changed = 0.0, False
             due = min(due, max(self._monotonic() + max(within, self._debounce), self._rests_until))

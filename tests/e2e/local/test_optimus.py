@@ -53,6 +53,6 @@ def test_a_job_under_optimus_measures_what_the_policy_needs(
     assert found is not None
     terms = JobTerms(min_replicas=1, max_replicas=2, time_budget_seconds=300, trains_together=True)
     facts = JobFacts(key="default/job", terms=terms, submitted_at=0.0, speeds=step_times(found))
-    outlook = MeasuredSpeedModel(job=facts, gpus_per_node=2)
+    speed_model = MeasuredSpeedModel(job=facts, gpus_per_node=2)
     for speed in found.speeds:
-        assert outlook.step_seconds(speed.workers) == pytest.approx(speed.step_seconds)
+        assert speed_model.step_seconds(speed.workers) == pytest.approx(speed.step_seconds)

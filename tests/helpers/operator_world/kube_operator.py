@@ -249,9 +249,9 @@ class LiveOperator:
             for job in self.backend.jobs.values():
                 job.validate()
 
-    def glance(self) -> float:
+    def sync_figures(self) -> float:
         """Look at what is new and write what needs no plan; return within how many seconds a plan must be made."""
-        return self._runner.run(self._glance())
+        return self._runner.run(self._sync_figures())
 
     def wake(self) -> None:
         """Go on after it was frozen and has lost its Lease, by what it saw before; and end."""
@@ -270,15 +270,15 @@ class LiveOperator:
         self._has_nothing_to_plan = False
         if self._ticks % 2:  # a plan may find that a glance was first, or not
             # What the first one has written, pods that were due for example, is news to the second.
-            within = min(await self._glance(), await self._glance())
+            within = min(await self._sync_figures(), await self._sync_figures())
             self._has_nothing_to_plan = within == NEVER and self._world.now < self._nothing_until
         wait = await self._loop.tick()
         await self._written()
         dues = [self._world.now + wait, self._wake_at, *(job.due_at for job in self.backend.jobs.values())]
         self.due = min(due for due in dues if due is not None)
 
-    async def _glance(self) -> float:
-        within = self.backend.glance()
+    async def _sync_figures(self) -> float:
+        within = self.backend.sync_figures()
         await self._written()
         return within
 

@@ -187,13 +187,13 @@ CONSTRAINTS = st.builds(
 @given(st.lists(NODES, max_size=6), st.lists(CONSTRAINTS, min_size=1, max_size=4))
 def test_groups_of_nodes_are_admitted_as_each_of_their_nodes(nodes: list[Node], asked: list[Constraints]) -> None:
     """Sets of groups by value and a look at each node give the same sites."""
-    grouping = NodeClasses(ReferencedLabels.by(asked))
-    groups = [grouping.group_of(node) for node in nodes]
+    node_classes = NodeClasses(ReferencedLabels.by(asked))
+    groups = [node_classes.group_of(node) for node in nodes]
     for constraints in asked:
         for gpu_type in ("x", "y"):
-            site = grouping.site(gpu_type, constraints)
-            assert site is grouping.site(gpu_type, constraints)
-            found = [group in site.members for group in groups]
+            node_pool = node_classes.node_pool(gpu_type, constraints)
+            assert node_pool is node_classes.node_pool(gpu_type, constraints)
+            found = [group in node_pool.members for group in groups]
             assert found == [node.gpu_type == gpu_type and node.admits(constraints) for node in nodes]
 
 
@@ -211,5 +211,5 @@ def test_a_thousand_constraints_make_few_groups() -> None:
         )
     )
     asked = [apart, *(Constraints(node_selector=((f"key-{n}", "v"),)) for n in range(1000))]
-    grouping = NodeClasses(ReferencedLabels.by(asked))
-    assert len({grouping.group_of(node) for node in nodes}) == 2
+    node_classes = NodeClasses(ReferencedLabels.by(asked))
+    assert len({node_classes.group_of(node) for node in nodes}) == 2

@@ -23,10 +23,10 @@ from espalier_operator.planner import plan
 from espalier_operator.policies.leases import LEASE_SECONDS
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.snapshot_view import view_of
-from espalier_operator.policies.speed_models import MeasuredSpeeds, effects, outlooks_of
+from espalier_operator.policies.speed_models import MeasuredSpeeds, effects, speed_models_of
 from espalier_operator.policies.view import Candidate, Decision, Share, View
 from operator_world.cluster import Cluster
-from operator_world.turns import Turns, job, measured, on, ring, settled, step
+from operator_world.cycles import Cycles, job, measured, on, ring, settled, step
 
 TYPED = ("gavel", "gavel:objective=makespan", "gavel:objective=fifo", "gandiva", "goodput")
 
@@ -95,8 +95,10 @@ def test_the_outlook_of_a_job_is_that_of_the_type_it_is_on() -> None:
     elastic = job("a", points, trains_together=True, max_replicas=4)
     snapshot = world(a=elastic).snapshot()
     on_fast = replace(elastic, admitted_at=0.0, gpu_type="fast")
-    assert outlooks_of(snapshot, [on_fast], 0.0)["a"].step_seconds(1) == pytest.approx(0.1)
-    assert outlooks_of(snapshot, [elastic], 0.0)["a"].step_seconds(1) == pytest.approx(0.4), "that which it had last"
+    assert speed_models_of(snapshot, [on_fast], 0.0)["a"].step_seconds(1) == pytest.approx(0.1)
+    assert speed_models_of(snapshot, [elastic], 0.0)["a"].step_seconds(1) == pytest.approx(0.4), (
+        "that which it had last"
+    )
 
 
 def test_types_are_seen_only_where_there_are_several() -> None:
@@ -300,9 +302,9 @@ def test_jobs_change_places_in_a_ring(number: int) -> None:
     cluster.nodes["n9"] = Node(name="n9", gpu_type="t0", allocatable=1)
     cluster.submit("z", job("z", max_replicas=9, cooldown_seconds=0.0).terms)
     stay = {f"j{at}": f"t{at}" for at in range(number)}
-    settled(cluster, Turns(**stay, z="t0"))
+    settled(cluster, Cycles(**stay, z="t0"))
     turned = {f"j{at}": f"t{(at + 1) % number}" for at in range(number)}
-    steps = settled(cluster, Turns(**turned, z="t0"))
+    steps = settled(cluster, Cycles(**turned, z="t0"))
     assert {action.job for action in steps[0] if isinstance(action, Stop)} == turned.keys()
     assert sum(isinstance(action, Stop) for each in steps for action in each) == number, "nobody stops twice"
     assert not any(isinstance(action, GrantExtra) for each in steps for action in each)
@@ -316,30 +318,30 @@ def test_jobs_change_places_in_a_ring(number: int) -> None:
 def test_nobody_changes_places_with_one_that_stays(terms: dict[str, Any], why: str) -> None:
     cluster = ring(2, 2)
     cluster.change("j0", terms=replace(cluster.jobs["j0"].terms, **terms))
-    assert step(cluster, Turns(j0="t1", j1="t0")) == [], why
+    assert step(cluster, Cycles(j0="t1", j1="t0")) == [], why
 
 
 def test_one_that_is_to_wait_makes_room_for_one_that_moves_there() -> None:
     cluster = ring(2, 2)
-    steps = settled(cluster, Turns(j0=None, j1="t0"))
+    steps = settled(cluster, Cycles(j0=None, j1="t0"))
     assert sorted(action.job for action in steps[0] if isinstance(action, Stop)) == ["j0", "j1"]
     assert on(cluster) == {"j1": "t0"}
 
 
 def test_places_of_other_sizes_are_no_places() -> None:
     """j1 does not fit where j0 is, so neither moves; with a GPU to spare there both do."""
-    assert step(ring(1, 2), Turns(j0="t1", j1="t0")) == []
+    assert step(ring(1, 2), Cycles(j0="t1", j1="t0")) == []
     cluster = ring(1, 2, spare=1)
-    settled(cluster, Turns(j0="t1", j1="t0"))
+    settled(cluster, Cycles(j0="t1", j1="t0"))
     assert on(cluster) == {"j0": "t1", "j1": "t0"}
 
 
 def test_a_job_that_could_never_run_on_its_type_makes_room_for_nobody() -> None:
     """It would start again where it was."""
     cluster = ring(2, 1, 1)
-    settled(cluster, Turns(j0="t0", j1=None, j2="t1"))
+    settled(cluster, Cycles(j0="t0", j1=None, j2="t1"))
     cluster.pass_time(100.0)
-    assert not any(settled(cluster, Turns(j0="t1", j1="t0", j2="t1")))
+    assert not any(settled(cluster, Cycles(j0="t1", j1="t0", j2="t1")))
     assert on(cluster) == {"j0": "t0", "j2": "t1"}
 
 
@@ -352,7 +354,7 @@ def test_whatever_types_a_policy_asks_for_jobs_move_there_once_and_nobody_is_los
     types = [f"t{at}" for at in range(len(keys))]
     for _ in range(3):
         asked = {key: data.draw(st.sampled_from((*types, None)), label=key) for key in keys}
-        steps = settled(cluster, Turns(**asked))
+        steps = settled(cluster, Cycles(**asked))
         stopped = Counter(action.job for each in steps for action in each if isinstance(action, Stop))
         assert all(count == 1 for count in stopped.values()), "it thrashes"
         held: Counter[str | None] = Counter()

@@ -26,14 +26,16 @@ def running(key: str, most: int = 2, priority: int = 0, submitted_at: float = 0.
     return Candidate(key=key, submitted_at=submitted_at, min_workers=1, max_workers=most, workers=1, priority=priority)
 
 
-def prospect(gain: float, seconds: float = 100.0) -> ExpectedGrowth:
+def expected_growth(gain: float, seconds: float = 100.0) -> ExpectedGrowth:
     return ExpectedGrowth(gains=(gain,), seconds=(seconds,))
 
 
 def decided(
-    jobs: list[Candidate], prospects: Mapping[str, ExpectedGrowth], gpus: int, policy: GrowthPolicy | None = None
+    jobs: list[Candidate], expected_growths: Mapping[str, ExpectedGrowth], gpus: int, policy: GrowthPolicy | None = None
 ) -> Decision:
-    return (policy or GrowthPolicy()).decide(View(now=50.0, gpus=gpus, jobs=tuple(jobs), prospects=prospects))
+    return (policy or GrowthPolicy()).decide(
+        View(now=50.0, gpus=gpus, jobs=tuple(jobs), expected_growths=expected_growths)
+    )
 
 
 def lent(decision: Decision) -> list[str]:
@@ -47,48 +49,56 @@ def share_of(decision: Decision, job: str) -> Share:
 
 def test_the_gpu_goes_where_a_second_of_it_gains_most() -> None:
     jobs = [running("old"), running("slow", submitted_at=1.0), running("quick", submitted_at=2.0)]
-    prospects = {"old": prospect(0.01), "slow": prospect(0.04, 400.0), "quick": prospect(0.03)}
-    decision = decided(jobs, prospects, gpus=4)
+    expected_growths = {
+        "old": expected_growth(0.01),
+        "slow": expected_growth(0.04, 400.0),
+        "quick": expected_growth(0.03),
+    }
+    decision = decided(jobs, expected_growths, gpus=4)
     assert lent(decision) == ["quick"]
     assert decision.until == 50.0 + AGAIN_SECONDS, "the others wait, and what they gain falls with time"
     assert share_of(decision, "old").spare == 1, "while nobody better asks for it"
-    assert lent(decided(jobs, prospects, gpus=5)) == ["quick", "old"]
-    assert lent(decided(jobs, prospects, gpus=4, policy=GrowthPolicy(predicts=False))) == ["old"]
+    assert lent(decided(jobs, expected_growths, gpus=5)) == ["quick", "old"]
+    assert lent(decided(jobs, expected_growths, gpus=4, policy=GrowthPolicy(predicts=False))) == ["old"]
 
 
 def test_a_loan_is_not_broken_off_for_little() -> None:
     holder, other = replace(running("holder"), workers=2), running("other", submitted_at=1.0)
-    assert lent(decided([holder, other], {"holder": prospect(0.1), "other": prospect(0.12)}, gpus=3)) == ["holder"]
-    assert lent(decided([holder, other], {"holder": prospect(0.1), "other": prospect(0.13)}, gpus=3)) == ["other"]
+    assert lent(decided([holder, other], {"holder": expected_growth(0.1), "other": expected_growth(0.12)}, gpus=3)) == [
+        "holder"
+    ]
+    assert lent(decided([holder, other], {"holder": expected_growth(0.1), "other": expected_growth(0.13)}, gpus=3)) == [
+        "other"
+    ]
 
 
 def test_two_decisions_count_where_they_gain_more_by_the_second_than_the_first_alone() -> None:
     late = ExpectedGrowth(gains=(0.0, 0.4), seconds=(100.0, 200.0))
     assert late.rate == pytest.approx(0.002)
-    assert lent(decided([running("a"), running("b")], {"a": prospect(0.1), "b": late}, gpus=3)) == ["b"]
+    assert lent(decided([running("a"), running("b")], {"a": expected_growth(0.1), "b": late}, gpus=3)) == ["b"]
 
 
 def test_who_gains_nothing_hands_its_gpu_back_though_nobody_needs_it() -> None:
-    for nothing in (ExpectedGrowth(gains=(), seconds=()), prospect(0.0), prospect(-0.02)):
+    for nothing in (ExpectedGrowth(gains=(), seconds=()), expected_growth(0.0), expected_growth(-0.02)):
         grown = share_of(decided([running("a")], {"a": nothing}, gpus=9), "a")
         assert (grown.workers, grown.spare) == (1, 0)
 
 
 def test_a_job_of_which_nothing_is_known_is_lent_a_gpu_and_waits_for_those_that_are_known_to_gain() -> None:
     jobs = [running("unknown"), running("known", submitted_at=1.0)]
-    assert lent(decided(jobs, {"known": prospect(0.1)}, gpus=3)) == ["known"]
-    assert lent(decided(jobs, {"known": prospect(0.1)}, gpus=4)) == ["known", "unknown"]
-    assert lent(decided(jobs, {"known": prospect(0.1)}, gpus=4, policy=GrowthPolicy(untold=0.0))) == ["known"]
+    assert lent(decided(jobs, {"known": expected_growth(0.1)}, gpus=3)) == ["known"]
+    assert lent(decided(jobs, {"known": expected_growth(0.1)}, gpus=4)) == ["known", "unknown"]
+    assert lent(decided(jobs, {"known": expected_growth(0.1)}, gpus=4, policy=GrowthPolicy(untold=0.0))) == ["known"]
 
 
 def test_priority_multiplies_what_a_job_gains() -> None:
     jobs = [running("a"), running("b", priority=3)]
-    assert lent(decided(jobs, {"a": prospect(0.03), "b": prospect(0.01)}, gpus=3)) == ["b"]
+    assert lent(decided(jobs, {"a": expected_growth(0.03), "b": expected_growth(0.01)}, gpus=3)) == ["b"]
 
 
 def test_jobs_that_wait_come_before_loans() -> None:
     waiting = Candidate(key="waits", submitted_at=9.0, min_workers=1, max_workers=1)
-    assert lent(decided([running("a"), waiting], {"a": prospect(0.1)}, gpus=2)) == []
+    assert lent(decided([running("a"), waiting], {"a": expected_growth(0.1)}, gpus=2)) == []
 
 
 def test_jobs_that_wait_and_fit_come_before_loans_though_others_do_not_fit() -> None:
@@ -96,9 +106,9 @@ def test_jobs_that_wait_and_fit_come_before_loans_though_others_do_not_fit() -> 
         Candidate(key=key, submitted_at=9.0, min_workers=size, max_workers=size)
         for key, size in (("large", 9), ("small", 2))
     )
-    jobs, known = [running("a", most=2), large, small], {"a": prospect(0.1)}
+    jobs, known = [running("a", most=2), large, small], {"a": expected_growth(0.1)}
     for continuous in (False, True):
-        view = View(now=50.0, gpus=3, jobs=tuple(jobs), prospects=known, continuous=continuous)
+        view = View(now=50.0, gpus=3, jobs=tuple(jobs), expected_growths=known, continuous=continuous)
         assert share_of(GrowthPolicy().decide(view), "a").workers == 1
         assert share_of(GrowthPolicy().decide(replace(view, gpus=4)), "a").workers == 2
 
@@ -160,17 +170,19 @@ def test_no_more_is_lent_than_is_free_and_nobody_who_gains_more_waits(
         )
         for place, (most, size, _, _, priority) in enumerate(drawn)
     ]
-    prospects = {str(place): prospect(gain, seconds) for place, (_, _, gain, seconds, _) in enumerate(drawn)}
-    decision = decided(jobs, prospects, gpus)
+    expected_growths = {
+        str(place): expected_growth(gain, seconds) for place, (_, _, gain, seconds, _) in enumerate(drawn)
+    }
+    decision = decided(jobs, expected_growths, gpus)
     chosen = {share.job for share in decision.shares if share.workers > 1}
     known = {job.key: job for job in jobs}
     assert {share.job for share in decision.shares} == set(known)
     free = gpus - sum(job.gpus_per_worker for job in jobs)
     assert sum(known[key].gpus_per_worker for key in chosen) <= max(0, free)
-    assert all(prospects[key].rate > 0 and known[key].max_workers > 1 for key in chosen)
+    assert all(expected_growths[key].rate > 0 and known[key].max_workers > 1 for key in chosen)
     alike = {key for key, job in known.items() if (job.gpus_per_worker, job.priority) == (1, 0) and job.max_workers > 1}
-    worst = min((prospects[key].rate for key in chosen & alike), default=None)
-    assert worst is None or all(prospects[key].rate <= worst for key in alike - chosen)
+    worst = min((expected_growths[key].rate for key in chosen & alike), default=None)
+    assert worst is None or all(expected_growths[key].rate <= worst for key in alike - chosen)
 
 
 @pytest.mark.parametrize("text", ["growth:untold=-1", "growth:untold_seconds=inf"])

@@ -168,11 +168,11 @@ def test_news_is_planned_with_as_soon_as_the_backend_says(backend, within, ticks
     async def story():
         glances = []
 
-        def glance():
+        def sync_figures():
             glances.append(asyncio.get_running_loop().time())
             return within
 
-        loop = loop_over(backend, glance=glance)
+        loop = loop_over(backend, sync_figures=sync_figures)
         task = asyncio.create_task(loop.run())
         await asyncio.sleep(1)
         begun, found = backend.seen, []

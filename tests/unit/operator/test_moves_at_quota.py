@@ -16,8 +16,8 @@ from espalier_operator.model.actions import Stop
 from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from operator_world.cluster import Cluster
+from operator_world.cycles import Cycles, job, on, settled
 from operator_world.invariants import check
-from operator_world.turns import Turns, job, on, settled
 
 
 def team(queues: Mapping[str, str], sizes: Mapping[str, int], *, spare: int = 0) -> Cluster:
@@ -27,7 +27,7 @@ def team(queues: Mapping[str, str], sizes: Mapping[str, int], *, spare: int = 0)
     for at, (key, size) in enumerate(sizes.items()):
         cluster.nodes[f"n{at}"] = Node(name=f"n{at}", gpu_type=f"t{at}", allocatable=size + spare)
         cluster.jobs[key] = job(key, min_replicas=size, max_replicas=size, queue=queues[key])
-    settled(cluster, Turns(**home(sizes)))
+    settled(cluster, Cycles(**home(sizes)))
     assert on(cluster) == home(sizes)
     cluster.pass_time(100.0)
     return cluster
@@ -71,7 +71,7 @@ def test_a_ring_turns_though_all_quotas_are_full(number: int, queues: str, by_ty
     cluster = team(names, dict.fromkeys(names, 2))
     full(cluster, names, by_type=by_type)
     turned = {key: f"t{(at + 1) % number}" for at, key in enumerate(names)}
-    steps = settled(cluster, Turns(**turned))
+    steps = settled(cluster, Cycles(**turned))
     assert {action.job for action in steps[0] if isinstance(action, Stop)} == turned.keys()
     assert sum(isinstance(action, Stop) for each in steps for action in each) == number, "nobody stops twice"
     assert on(cluster) == turned
@@ -82,7 +82,7 @@ def test_a_queue_does_not_get_more_of_a_type_by_a_change_of_places() -> None:
     names = {"ns/j0": "a", "ns/j1": "b"}
     cluster = team(names, dict.fromkeys(names, 2))
     full(cluster, names, by_type=True)
-    assert settled(cluster, Turns(**{"ns/j0": "t1", "ns/j1": "t0"}))[0] == []
+    assert settled(cluster, Cycles(**{"ns/j0": "t1", "ns/j1": "t0"}))[0] == []
 
 
 def test_what_a_job_that_moves_is_to_have_is_not_given_to_another_meanwhile() -> None:
@@ -93,7 +93,7 @@ def test_what_a_job_that_moves_is_to_have_is_not_given_to_another_meanwhile() ->
     cluster.gpu_limit = None
     cluster.jobs["ns/z"] = job("ns/z", queue="a", min_replicas=2, max_replicas=2)
     turned = {"ns/j0": "t1", "ns/j1": "t0"}
-    steps = settled(cluster, Turns(**turned, **{"ns/z": "t0"}))
+    steps = settled(cluster, Cycles(**turned, **{"ns/z": "t0"}))
     assert on(cluster) == turned
     assert {action.job for each in steps for action in each} == turned.keys(), "and not for a moment"
 
@@ -113,7 +113,7 @@ def test_no_quota_is_exceeded_at_any_moment_and_all_that_fits_is_done(data: st.D
         asked: dict[str, str | None] = {
             key: gpu_type if data.draw(st.integers(0, 4)) else None for key, gpu_type in shuffled.items()
         }
-        steps = watched(cluster, Turns(**asked), asked)
+        steps = watched(cluster, Cycles(**asked), asked)
         stopped = Counter(action.job for each in steps for action in each if isinstance(action, Stop))
         assert all(count == 1 for count in stopped.values()), "it thrashes"
         if not by_type and len(set(sizes.values())) == 1:
@@ -121,7 +121,7 @@ def test_no_quota_is_exceeded_at_any_moment_and_all_that_fits_is_done(data: st.D
         cluster.pass_time(100.0)
 
 
-def watched(cluster: Cluster, policy: Turns, types: Mapping[str, str | None]) -> list[list[Any]]:
+def watched(cluster: Cluster, policy: Cycles, types: Mapping[str, str | None]) -> list[list[Any]]:
     """Step until nothing is left to do; the planner's invariants, with all quotas, hold in each step."""
     found = []
     for _ in range(25):

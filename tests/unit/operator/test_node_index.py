@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from espalier_operator.cluster import node_pools as sites
-from espalier_operator.cluster.node_index import NodeIndex, fleet_of
+from espalier_operator.cluster import node_pools as node_pools
+from espalier_operator.cluster.node_index import NodeIndex, node_index_of
 from espalier_operator.model import Node
 from espalier_operator.model.constraints import ANYWHERE, Constraints, Taint
 from espalier_operator.planner import plan
@@ -20,14 +20,14 @@ IN_ZONE = Constraints(node_selector=(("zone", "1"),))
 
 
 @pytest.fixture
-def fleet() -> NodeIndex:
-    return fleet_of((NODE, OTHER), (ANYWHERE, IN_ZONE), "rack")
+def node_index() -> NodeIndex:
+    return node_index_of((NODE, OTHER), (ANYWHERE, IN_ZONE), "rack")
 
 
 @pytest.mark.parametrize("same", [{}, {"used": {}}, {"resources": {}}, {"silent_since": 1.0}, {"departs_at": 1.0}])
-def test_what_pods_use_makes_no_other_fleet(fleet: NodeIndex, same: dict[str, object]) -> None:
+def test_what_pods_use_makes_no_other_fleet(node_index: NodeIndex, same: dict[str, object]) -> None:
     nodes = (NODE, replace(OTHER, **same))  # type: ignore[arg-type]
-    assert fleet_of(nodes, (IN_ZONE, replace(IN_ZONE, requests=(("cpu", 1),))), "rack") is fleet
+    assert node_index_of(nodes, (IN_ZONE, replace(IN_ZONE, requests=(("cpu", 1),))), "rack") is node_index
 
 
 @pytest.mark.parametrize(
@@ -43,18 +43,18 @@ def test_what_pods_use_makes_no_other_fleet(fleet: NodeIndex, same: dict[str, ob
         {"departing": 1},
     ],
 )
-def test_other_nodes_make_another_fleet(fleet: NodeIndex, other: dict[str, object]) -> None:
+def test_other_nodes_make_another_fleet(node_index: NodeIndex, other: dict[str, object]) -> None:
     nodes = (NODE, replace(OTHER, **other))  # type: ignore[arg-type]
-    assert fleet_of(nodes, (ANYWHERE, IN_ZONE), "rack") is not fleet
+    assert node_index_of(nodes, (ANYWHERE, IN_ZONE), "rack") is not node_index
 
 
-def test_what_is_asked_makes_another_fleet(fleet: NodeIndex) -> None:
+def test_what_is_asked_makes_another_fleet(node_index: NodeIndex) -> None:
     nodes = NODE, OTHER
     for asked in ((ANYWHERE,), (IN_ZONE, Constraints(node_selector=(("zone", "2"),)))):
-        assert fleet_of(nodes, asked, "rack") is not fleet
-    assert fleet_of(nodes, (IN_ZONE,), None) is not fleet
-    assert fleet_of(nodes[:1], (IN_ZONE,), "rack") is not fleet
-    assert fleet_of(nodes[::-1], (IN_ZONE,), "rack") is not fleet
+        assert node_index_of(nodes, asked, "rack") is not node_index
+    assert node_index_of(nodes, (IN_ZONE,), None) is not node_index
+    assert node_index_of(nodes[:1], (IN_ZONE,), "rack") is not node_index
+    assert node_index_of(nodes[::-1], (IN_ZONE,), "rack") is not node_index
 
 
 def test_a_plan_does_not_depend_on_the_plans_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +66,6 @@ def test_a_plan_does_not_depend_on_the_plans_before_it(monkeypatch: pytest.Monke
         others = replace(last, used={"cpu": 1}), replace(last, ready=False)
         snapshots += [one, *(replace(one, nodes=(*rest, other)) for other in others)]
     plans = [plan(each, FairPolicy(), NOW) for each in snapshots]
-    monkeypatch.setattr(sites, "_MOST_KNOWN", 0)
+    monkeypatch.setattr(node_pools, "_MOST_KNOWN", 0)
     for wanted, each in reversed(list(zip(plans, snapshots, strict=True))):
         assert plan(each, FairPolicy(), NOW) == wanted

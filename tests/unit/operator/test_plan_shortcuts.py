@@ -39,7 +39,7 @@ def plain(patch: pytest.MonkeyPatch) -> None:
     room_of, by_node = topology.RackSplit._room_of, ExtraWorkers.by_node
 
     def counted_again(self: Any, rack: topology.Rack) -> Any:
-        self._racks.rooms.clear()
+        self._racks.headroom.clear()
         return room_of(self, rack)
 
     def summed_again(self: Any, keeps: Any) -> Mapping[str, ResourceVector]:
@@ -49,23 +49,30 @@ def plain(patch: pytest.MonkeyPatch) -> None:
     def by_rank(self: Any, order: LendingOrder) -> dict[str, ReclaimOrder]:
         ranked: dict[str, list[tuple[Rank, ExtraWorker]]] = {}
         for job in self._holders.values():
-            loans = [(order.lending_rank(job, loan.worker.index), loan) for loan in self.of(job.key)]
-            ranked.setdefault(job.gpu_type or "", []).extend(loans)
+            extra_workers = [
+                (order.lending_rank(job, extra_worker.worker.index), extra_worker) for extra_worker in self.of(job.key)
+            ]
+            ranked.setdefault(job.gpu_type or "", []).extend(extra_workers)
         for pairs in ranked.values():
             pairs.sort(key=itemgetter(0), reverse=True)
-        return {name: ReclaimOrder(partial(list, [loan for _, loan in pairs])) for name, pairs in ranked.items()}
+        return {
+            name: ReclaimOrder(partial(list, [extra_worker for _, extra_worker in pairs]))
+            for name, pairs in ranked.items()
+        }
 
     def each_group(
-        self: FreeGpuIndex, site: NodePool, gpus: int, requests: Amounts, room: Room, workers: int = 1
+        self: FreeGpuIndex, node_pool: NodePool, gpus: int, requests: Amounts, room: Room, workers: int = 1
     ) -> tuple[str, int] | None:
-        return choose(self.on(site), gpus, requests, room, workers)
+        return choose(self.on(node_pool), gpus, requests, room, workers)
 
-    def each_rack(self: topology.Racks, site: NodePool, gpus: int, nodes: Collection[str], room: Room) -> str | None:
+    def each_rack(
+        self: topology.Racks, node_pool: NodePool, gpus: int, nodes: Collection[str], room: Room
+    ) -> str | None:
         near = {self._rack[node] for node in nodes if node in self._rack}
         zones = {zone for zone, _ in near}
-        others = (rack for rack in self.free(site) if rack[0] in zones and rack not in near)
+        others = (rack for rack in self.free(node_pool) if rack[0] in zones and rack not in near)
         for racks in (near, others):
-            found = choose(self.shelves(site, sorted(racks)), gpus, site.requests, room)
+            found = choose(self.free_index(node_pool, sorted(racks)), gpus, node_pool.requests, room)
             if found is not None:
                 return found[0]
         return None
@@ -73,7 +80,7 @@ def plain(patch: pytest.MonkeyPatch) -> None:
     def made_again(nodes: Collection[Node], constraints: Collection[Constraints], rack_label: str | None) -> NodeIndex:
         return NodeIndex(nodes, ReferencedLabels.by(constraints), rack_label)
 
-    patch.setattr(stock, "fleet_of", made_again)
+    patch.setattr(stock, "node_index_of", made_again)
     patch.setattr(FailedPlacements, "is_hopeless", lambda *_: False)
     patch.setattr(Capacity, "swapping", lambda *_: lambda *_: None)
     patch.setattr(buckets, "_STALE", 10**6)

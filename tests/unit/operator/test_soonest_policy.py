@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from espalier_lab.scheduling.allocation.workloads import StepByStep
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, View
-from outlooks import Amdahl
+from speed_curves import Amdahl
 
 
 def job(key: str, *, base: int = 1, most: int = 4, gpus: int = 1, at: float = 0.0, **facts: float) -> Candidate:
@@ -25,8 +25,8 @@ def job(key: str, *, base: int = 1, most: int = 4, gpus: int = 1, at: float = 0.
     )
 
 
-def decide(gpus: int, *jobs: Candidate, **outlooks: Amdahl) -> Decision:
-    return configured("soonest").decide(View(now=100.0, gpus=gpus, jobs=jobs, outlooks=outlooks))
+def decide(gpus: int, *jobs: Candidate, **speed_models: Amdahl) -> Decision:
+    return configured("soonest").decide(View(now=100.0, gpus=gpus, jobs=jobs, speed_models=speed_models))
 
 
 def workers(decision: Decision) -> dict[str, int]:
@@ -89,9 +89,9 @@ def test_it_is_the_rule_that_learned_allocation_imitates() -> None:
 
 
 def _view(gpus: int, drawn: Iterable[Drawn]) -> View:
-    jobs, outlooks = [], {}
+    jobs, speed_models = [], {}
     for index, (base, more, each, shared, serial, steps) in enumerate(drawn):
         key = f"job{index}"
         jobs.append(job(key, base=base, most=base + more, gpus=each, at=float(index)))
-        outlooks[key] = Amdahl(steps, serial, shared)
-    return View(now=100.0, gpus=gpus, jobs=tuple(jobs), outlooks=outlooks)
+        speed_models[key] = Amdahl(steps, serial, shared)
+    return View(now=100.0, gpus=gpus, jobs=tuple(jobs), speed_models=speed_models)

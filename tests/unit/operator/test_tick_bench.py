@@ -19,7 +19,7 @@ async def lent_after_a_gpu_is_freed() -> tuple[list[bool], int, int]:
         await cluster.tick()
         cluster.report(0, 1, 1.0)
         cluster.clock.time += 1
-    cluster.glance()
+    cluster.sync_figures()
     jobs = cluster.backend.jobs.values()
     before = sum(job.state.extra for job in jobs)
     cluster.free_one()

@@ -182,9 +182,9 @@ def test_what_our_job_is_asked_to_give_back_is_not_kept_for_another_operator() -
         Constraints(requests=(("memory", 2**62), ("pods", 1))),
     ],
 )
-def test_a_pod_that_cannot_be_bound_where_it_is_pinned_keeps_nothing(asks: Constraints) -> None:
+def test_a_pod_that_cannot_be_bound_where_it_is_pinned_keeps_nothing(reclaim_requests: Constraints) -> None:
     """Whoever may create pods can write a job that does not exist as the owner of one, and any node."""
-    theirs = replace(worker("theirs", None), constraints=asks)
+    theirs = replace(worker("theirs", None), constraints=reclaim_requests)
     assert decide(job(), theirs).actions == (Admit(job="ns/a", gpu_type="h100"),)
 
 

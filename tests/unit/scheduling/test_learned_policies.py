@@ -34,7 +34,7 @@ from espalier_lab.scheduling.learned.serving import LearnedAllocation, by_type
 from espalier_lab.scheduling.learned.speeds import LARGEST_GAIN, STEPS, gains
 from espalier_lab.scheduling.learned.twin import Twin
 from espalier_operator.policies.view import Candidate, View
-from outlooks import Amdahl
+from speed_curves import Amdahl
 
 SERVES = Serves(min_gpus=1, max_gpus=512, max_jobs=512)
 LINEAGE = AllocationLineage(
@@ -210,7 +210,7 @@ views = st.builds(
             )
             for index, (base, more, size, runs, yields, _, _) in enumerate(jobs)
         ),
-        outlooks={f"j{i}": Amdahl(steps, 0.1, 0.9) for i, (*_, known, steps) in enumerate(jobs) if known},
+        speed_models={f"j{i}": Amdahl(steps, 0.1, 0.9) for i, (*_, known, steps) in enumerate(jobs) if known},
     ),
     st.lists(
         st.tuples(
@@ -254,8 +254,8 @@ def crowd(rng: np.random.Generator, count: int) -> View:
     )
     known = [job.key for job in jobs if rng.random() < 0.6]
     drawn_parts = {key: (float(rng.uniform(10, 1e5)), float(rng.random())) for key in known}
-    outlooks = {key: Amdahl(steps, serial, 1 - serial) for key, (steps, serial) in drawn_parts.items()}
-    return View(now=0.0, gpus=int(rng.integers(count, 6 * count)), jobs=jobs, outlooks=outlooks)
+    speed_models = {key: Amdahl(steps, serial, 1 - serial) for key, (steps, serial) in drawn_parts.items()}
+    return View(now=0.0, gpus=int(rng.integers(count, 6 * count)), jobs=jobs, speed_models=speed_models)
 
 
 @settings(max_examples=12, deadline=None)
@@ -380,7 +380,7 @@ def test_without_a_speed_nothing_of_it_is_seen() -> None:
     assert (names["known"], names["left"], names["best_left"]) == (0, 0, 0)
     assert (offered["gain"], offered["saved"], offered["saved_ahead"], offered["saved_by_share"]) == (0, 0, 0, 0)
     assert names["age"] == pytest.approx(math.log(2) / 4)
-    known = replace(View(now=600.0, gpus=4, jobs=(job,)), outlooks={"a": Amdahl(600, 0.0, 1.0)})
+    known = replace(View(now=600.0, gpus=4, jobs=(job,)), speed_models={"a": Amdahl(600, 0.0, 1.0)})
     seen = PartialDecision.of(known).inputs()
     offered = dict(zip(description.OPTION_FEATURES, seen.options[0, 0], strict=True))
     assert offered["gain"] == pytest.approx(math.log(2))

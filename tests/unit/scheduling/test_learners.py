@@ -47,7 +47,7 @@ class Known(FixedJob):
     tried_workers = 1
 
     @property
-    def outlook(self) -> SpeedModel:
+    def speed_model(self) -> SpeedModel:
         return self
 
     @property

@@ -95,7 +95,7 @@ class Rest:
 )
 def test_each_objective_on_paper(objective: str, expected: dict[str, tuple[float, float]]) -> None:
     rest = {"j0": Rest(300), "j1": Rest(900), "j2": Rest(400)}
-    view = View(now=0.0, gpus=2, jobs=jobs_of(1, 1, 1), outlooks=rest, gpu_types={"a": 1, "b": 1}, speeds=Speeds())
+    view = View(now=0.0, gpus=2, jobs=jobs_of(1, 1, 1), speed_models=rest, gpu_types={"a": 1, "b": 1}, speeds=Speeds())
     table = {
         tuple(group): row for group, row in configured(f"gavel:objective={objective}").decide(view).memory["allocation"]
     }

@@ -97,7 +97,7 @@ def view_of(drawn: Sequence[tuple[Table, int, int, bool]], sizes: Sequence[int])
         gpus=sum(sizes),
         jobs=jobs,
         nodes={f"n{index}": size for index, size in enumerate(sizes)},
-        outlooks={job.key: table for job, (table, _, _, known) in zip(jobs, drawn, strict=True) if known},
+        speed_models={job.key: table for job, (table, _, _, known) in zip(jobs, drawn, strict=True) if known},
     )
 
 
@@ -123,9 +123,9 @@ def test_shares_fit_and_repeat(drawn: list[tuple[Table, int, int, bool]], sizes:
         for share in decision.shares:
             job = jobs[share.job]
             assert share.workers == 0 or job.min_workers <= share.workers <= job.max_workers
-            outlook = view.outlooks.get(share.job)
-            if outlook is not None:
-                assert share.workers <= max(job.min_workers, 4 * outlook.tried_workers)
+            speed_model = view.speed_models.get(share.job)
+            if speed_model is not None:
+                assert share.workers <= max(job.min_workers, 4 * speed_model.tried_workers)
             assert len(share.nodes) in (0, share.workers)
             used.update(node for node in share.nodes for _ in range(job.gpus_per_worker))
         assert sum(share.workers * jobs[share.job].gpus_per_worker for share in decision.shares) <= view.gpus
@@ -136,7 +136,7 @@ def test_shares_fit_and_repeat(drawn: list[tuple[Table, int, int, bool]], sizes:
 
 def lone(table: Table, workers: int, now: float = 1000.0) -> View:
     job = Candidate(key="j", submitted_at=0.0, min_workers=1, max_workers=8, workers=workers)
-    return View(now=now, gpus=8, jobs=(job,), nodes={"n": 8}, outlooks={"j": table})
+    return View(now=now, gpus=8, jobs=(job,), nodes={"n": 8}, speed_models={"j": table})
 
 
 def workers_after(view: View, *, growth: float = 4.0, restart_seconds: float = 30.0) -> int:

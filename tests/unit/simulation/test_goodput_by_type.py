@@ -93,14 +93,14 @@ class Rest:
 def test_a_job_that_would_be_the_last_one_goes_before_those_that_are_due(steps: float | None, runs: bool) -> None:
     """Job 0 has had much, the others nothing; all the others together take less than half as long as it does."""
     jobs = (job(0, 1, service=3e4), *(job(key, 2) for key in (1, 2, 3)))
-    outlooks = {str(key): Rest(1000.0) for key in (1, 2, 3)} | ({} if steps is None else {"0": Rest(steps)})
+    speed_models = {str(key): Rest(1000.0) for key in (1, 2, 3)} | ({} if steps is None else {"0": Rest(steps)})
     view = View(
         now=3e4,
         gpus=4,
         jobs=jobs,
         gpu_types={"a": 2, "b": 2},
         speeds=Speeds(*[(1.0, 1.0)] * 4),
-        outlooks=outlooks,
+        speed_models=speed_models,
     )
     assert ("0" in types_of(configured("goodput").decide(view))) == runs
 

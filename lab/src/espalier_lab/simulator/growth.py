@@ -122,7 +122,7 @@ class GrowingJob(FixedJob):
         return 0.0 if self.first_lent_at is None else self.curve.gain(self.first_lent_at, self.decisions)
 
     @property
-    def prospect(self) -> ExpectedGrowth:
+    def expected_growth(self) -> ExpectedGrowth:
         """What growing is expected to gain it from now on, by decision; what it must wait for in time counts."""
         moment = 1 - self._left / self._duration if self.first_lent_at is None else self.first_lent_at
         made, lent = self.decisions, self.lent_seconds / self._duration

@@ -59,12 +59,12 @@ class SimulatedJob(ABC):
         self._pause = 0.0
 
     @property
-    def outlook(self) -> SpeedModel | None:
+    def speed_model(self) -> SpeedModel | None:
         """Its true speed, for policies that ask for it; None where the trace does not say."""
         return None
 
     @property
-    def prospect(self) -> ExpectedGrowth | None:
+    def expected_growth(self) -> ExpectedGrowth | None:
         """What its agent would say that growing gains it from now on; None: it cannot grow."""
         return None
 
@@ -150,7 +150,7 @@ class ProfiledJob(SimulatedJob):
         self._tried = 0
 
     @property
-    def outlook(self) -> SpeedModel:
+    def speed_model(self) -> SpeedModel:
         """Its true speed and what is left of it: Optimus+Oracle of the Pollux paper."""
         return self
 

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_operator.model import JobFacts
-from espalier_operator.policies.speed_models import outlook_of
+from espalier_operator.policies.speed_models import speed_model_of
 from espalier_operator.policies.view import SpeedModel
 
 
 class MeasuredJob(SimulatedJob):
     """A job that does the work that its base workers would do in `duration`, as fast as its trainer measured.
 
-    What was never measured scales as `outlooks` expects. More workers end it sooner, as policies see it on a cluster,
-    where a job that has a time budget alone trains on until that is used up.
+    What was never measured scales as `speed_models` expects. More workers end it sooner, as policies see it on a
+    cluster, where a job that has a time budget alone trains on until that is used up.
     """
 
     def __init__(self, name: str, submitted_at: float, facts: JobFacts, duration: float, node_gpus: int) -> None:
         """Take what is known of the job, whose workers have one GPU each, on nodes with `node_gpus` GPUs."""
         super().__init__(name, submitted_at, facts.terms.min_replicas, facts.terms.max_replicas)
         self.least_workers = self.requested
-        self._measured, self._duration = outlook_of(facts, node_gpus), duration
+        self._measured, self._duration = speed_model_of(facts, node_gpus), duration
         self._seconds: dict[int, float] = {}
         self._left = duration / self.step_seconds(self.requested)
 
     @property
-    def outlook(self) -> SpeedModel:
+    def speed_model(self) -> SpeedModel:
         """Its speed as far as it was measured, and what is left of its work."""
         return self
 

@@ -85,10 +85,14 @@ class Planned:
     def _plan(self) -> float:
         """Plan and carry out until nothing is left to do; return when to plan again without news."""
         jobs = self._backend.jobs
-        outlooks = {key: job.job.outlook for key, job in jobs.items()}
-        self._policy.outlooks = {key: outlook for key, outlook in outlooks.items() if outlook is not None}
-        prospects = {key: job.job.prospect for key, job in jobs.items()}
-        self._policy.prospects = {key: prospect for key, prospect in prospects.items() if prospect is not None}
+        speed_models = {key: job.job.speed_model for key, job in jobs.items()}
+        self._policy.speed_models = {
+            key: speed_model for key, speed_model in speed_models.items() if speed_model is not None
+        }
+        expected_growths = {key: job.job.expected_growth for key, job in jobs.items()}
+        self._policy.expected_growths = {
+            key: expected_growth for key, expected_growth in expected_growths.items() if expected_growth is not None
+        }
         for _ in range(MOST_PLANS):
             found = plan(self._backend.observe(self.now, self._memory), self._policy, self.now)
             self._memory = found.policy_memory
@@ -117,18 +121,25 @@ class _Informed:
         self._speeds = speeds
         self.policy, self.name, self.queue_order = policy, policy.name, policy.queue_order
         self.elasticity = policy.elasticity
-        self.outlooks: Mapping[str, SpeedModel] = {}
-        self.prospects: Mapping[str, ExpectedGrowth] = {}
+        self.speed_models: Mapping[str, SpeedModel] = {}
+        self.expected_growths: Mapping[str, ExpectedGrowth] = {}
         self.follows_progress = False
         self.order: Sequence[str] = ()
 
     def decide(self, view: View) -> Decision:
         known = {job.key for job in view.jobs}
-        outlooks = {key: outlook for key, outlook in self.outlooks.items() if key in known}
-        prospects = {key: prospect for key, prospect in self.prospects.items() if key in known}
+        speed_models = {key: speed_model for key, speed_model in self.speed_models.items() if key in known}
+        expected_growths = {
+            key: expected_growth for key, expected_growth in self.expected_growths.items() if key in known
+        }
         speeds = view.speeds if self._speeds is None else self._speeds
         decision = self.policy.decide(
-            replace(view, outlooks=outlooks, prospects=prospects, speeds=speeds if view.gpu_types else None)
+            replace(
+                view,
+                speed_models=speed_models,
+                expected_growths=expected_growths,
+                speeds=speeds if view.gpu_types else None,
+            )
         )
         self.follows_progress, self.order = decision.follows_progress, [share.job for share in decision.shares]
         return decision

@@ -25,7 +25,7 @@ class PlannedTypedJob(SimulatedJob):
         self.runs_on = tuple(each for each in job.gpu_types if job.speed(each) > 0)
 
     @property
-    def outlook(self) -> TypedJob:
+    def speed_model(self) -> TypedJob:
         """Its true rest; its speed depends on the type alone."""
         return self._job
 

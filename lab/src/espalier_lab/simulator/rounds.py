@@ -130,8 +130,8 @@ class Rounds:
                 follows = decision.follows_progress
 
     def _view(self, active: Sequence[SimulatedJob]) -> View:
-        outlooks = {job.name: job.outlook for job in active}
-        prospects = {job.name: job.prospect for job in active}
+        speed_models = {job.name: job.speed_model for job in active}
+        expected_growths = {job.name: job.expected_growth for job in active}
         return View(
             now=self.now,
             gpus=self._gpus,
@@ -149,8 +149,12 @@ class Rounds:
             ),
             nodes=dict(zip(self._names, self._nodes, strict=True)),
             held={name: tuple(self._names[node] for node in nodes) for name, nodes in self._held.items()},
-            outlooks={name: outlook for name, outlook in outlooks.items() if outlook is not None},
-            prospects={name: prospect for name, prospect in prospects.items() if prospect is not None},
+            speed_models={name: speed_model for name, speed_model in speed_models.items() if speed_model is not None},
+            expected_growths={
+                name: expected_growth
+                for name, expected_growth in expected_growths.items()
+                if expected_growth is not None
+            },
             ended=dict(self._ended),
             memory=self._memory,
         )

@@ -117,7 +117,7 @@ class TypedRounds:
                     )
                     for job in self._active.values()
                 ),
-                outlooks=self._active,
+                speed_models=self._active,
                 gpu_types=self._types,
                 speeds=self,
                 ended=dict(self._ended),

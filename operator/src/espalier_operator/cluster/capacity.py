@@ -36,99 +36,107 @@ no room, and nothing was done."""
 class Capacity(GpuStock):
     """Hands out the GPUs of one snapshot, and keeps them for those who wait."""
 
-    def take(self, site: NodePool, gpus: int, near: Collection[str] = ()) -> str | None:
+    def take(self, node_pool: NodePool, gpus: int, near: Collection[str] = ()) -> str | None:
         """Hand out `gpus` (> 0) of one node; return the node, None if there is none.
 
         A node of `near` has precedence, then one of their racks, then one of their zones; of several the fullest.
         """
-        if near and self._offers.has(site, gpus):
-            own = self._fullest(near, site, gpus)
+        if near and self._offers.has(node_pool, gpus):
+            own = self._fullest(near, node_pool, gpus)
             if own is not None:
-                self._change(own, gpus, site.requests, now=-1, later=-1, placed=1)
+                self._change(own, gpus, node_pool.requests, now=-1, later=-1, placed=1)
                 return own
-            close = None if self._racks is None else self._racks.nearest(site, gpus, near, self._room_now)
+            close = None if self._racks is None else self._racks.nearest(node_pool, gpus, near, self._room_now)
             if close is not None:
-                self._change(close, gpus, site.requests, now=-1, later=-1, placed=1)
+                self._change(close, gpus, node_pool.requests, now=-1, later=-1, placed=1)
                 return close
-        return self._place(self._offers, site, gpus, now=-1, later=-1)
+        return self._place(self._offers, node_pool, gpus, now=-1, later=-1)
 
-    def take_gang(self, site: NodePool, gpus: int, workers: int) -> bool:
+    def take_gang(self, node_pool: NodePool, gpus: int, workers: int) -> bool:
         """Hand out `gpus` (> 0) for each of `workers`, or nothing; return whether they were.
 
         The gang gets few racks (`topology.RackSplit`), of these the fewest nodes, and of these the fullest.
         """
-        if self._offers.count(site, gpus, workers) < workers:
+        if self._offers.count(node_pool, gpus, workers) < workers:
             return False
         if self._racks is None:
-            return self._fill(self._offers, site, gpus, workers)
-        most = largest(self._offers.on(site), gpus, site.requests, self._room_now)
+            return self._fill(self._offers, node_pool, gpus, workers)
+        most = largest(self._offers.on(node_pool), gpus, node_pool.requests, self._room_now)
         if most == 0:
             return False
-        split = RackSplit(self._racks, site, gpus, self._room_now, most)
+        split = RackSplit(self._racks, node_pool, gpus, self._room_now, most)
         rack = split.one_for_all(workers)
         if rack is not None:
-            return self._fill(self._racks.shelves(site, [rack]), site, gpus, workers)
+            return self._fill(self._racks.free_index(node_pool, [rack]), node_pool, gpus, workers)
         parts = split.several(workers)
         for rack, part in parts:
-            self._fill(self._racks.shelves(site, [rack]), site, gpus, part)
+            self._fill(self._racks.free_index(node_pool, [rack]), node_pool, gpus, part)
         return bool(parts)
 
-    def has_gang(self, site: NodePool, gpus: int, workers: int) -> bool:
+    def has_gang(self, node_pool: NodePool, gpus: int, workers: int) -> bool:
         """Return whether `take_gang` would hand out `gpus` (> 0) for each of `workers` that need nothing else."""
-        return self._offers.count(site, gpus, workers) >= workers
+        return self._offers.count(node_pool, gpus, workers) >= workers
 
-    def set_aside(self, site: NodePool, gpus: int) -> str | None:
+    def set_aside(self, node_pool: NodePool, gpus: int) -> str | None:
         """Reserve `gpus` (> 0) of one node for a waiting worker; None where no node will have them."""
-        return self._place(self._hopes, site, gpus, now=0, later=-1)
+        return self._place(self._hopes, node_pool, gpus, now=0, later=-1)
 
-    def keep_some(self, site: NodePool, gpus: int, workers: int) -> tuple[Supply, int] | None:
+    def keep_some(self, node_pool: NodePool, gpus: int, workers: int) -> tuple[Supply, int] | None:
         """Reserve `gpus` (> 0) of one node for each of as many of `workers` as it can take: free ones if there are.
 
         Return when they have them, and how many; None where no node will have room for one.
         """
-        for supply, shelves, now in ((Supply.NOW, self._offers, -1), (Supply.LATER, self._hopes, 0)):
-            if self._place(shelves, site, gpus, now=now, later=-1, workers=workers) is not None:
+        for supply, free_index, now in ((Supply.NOW, self._offers, -1), (Supply.LATER, self._hopes, 0)):
+            if self._place(free_index, node_pool, gpus, now=now, later=-1, workers=workers) is not None:
                 return supply, self._journal[-1][-1]
         return None
 
-    def hold(self, site: NodePool, gpus: int) -> str | None:
+    def hold(self, node_pool: NodePool, gpus: int) -> str | None:
         """Reserve `gpus` (> 0) of one node: free ones if there are, otherwise some that are being given back."""
-        return self.take(site, gpus) or self.set_aside(site, gpus)
+        return self.take(node_pool, gpus) or self.set_aside(node_pool, gpus)
 
-    def hold_at(self, site: NodePool, node: str | None, gpus: int, *, stays: bool = True) -> Supply:
+    def hold_at(self, node_pool: NodePool, node: str | None, gpus: int, *, stays: bool = True) -> Supply:
         """Reserve `gpus` (> 0) of `node` for a worker that is bound to be there; NEVER where it will not have them.
 
         One that does not stay counts as there until it gives its GPUs back.
         """
-        if node is None or not self.is_in(site, node):
+        if node is None or not self.is_in(node_pool, node):
             return Supply.NEVER
         now, later = self._now[node], self._later[node]
-        if min(now, later) >= gpus and self._room_now(node, site.requests):
-            self._change(node, gpus, site.requests, now=-1, later=-1 if stays else 0, placed=1)
+        if min(now, later) >= gpus and self._room_now(node, node_pool.requests):
+            self._change(node, gpus, node_pool.requests, now=-1, later=-1 if stays else 0, placed=1)
             return Supply.NOW
-        if stays and later >= gpus and self._room_later(node, site.requests):
-            self._change(node, gpus, site.requests, now=0, later=-1, placed=1)
+        if stays and later >= gpus and self._room_later(node, node_pool.requests):
+            self._change(node, gpus, node_pool.requests, now=0, later=-1, placed=1)
             return Supply.LATER
         return Supply.NEVER
 
-    def swapping(self, site: NodePool, gpus: int) -> Swap:
-        """Return what puts a worker of `site` with `gpus` (> 0) in place of one that gives back as many, and no others.
+    def swapping(self, node_pool: NodePool, gpus: int) -> Swap:
+        """Return what puts a worker of `node_pool` with `gpus` (> 0) in place of one that gives back as many, and no
+        others.
 
-        That is so where the node is of `site`, has no other GPUs to give, and has room for what the worker requests.
+        That is so where the node is of `node_pool`, has no other GPUs to give, and has room for what the worker
+        requests.
         """
-        now, later, group, members, requests = self._now, self._later, self._group, site.members, site.requests
-        rooms, add = self._rooms, self._journal.append
-        known = {} if rooms is None else rooms.known
+        now, later, group, members, requests = (
+            self._now,
+            self._later,
+            self._group,
+            node_pool.members,
+            node_pool.requests,
+        )
+        headroom, add = self._headroom, self._journal.append
+        known = {} if headroom is None else headroom.known
 
         def swap(node: str, given: Amounts) -> bool | None:
-            if later.get(node) != 0 or now[node] >= gpus or group[node] not in members:  # not on a shelf, and stays so
+            if later.get(node) != 0 or now[node] >= gpus or group[node] not in members:  # not indexed, and stays so
                 return None
-            if rooms is not None and known.get(node, UNKNOWN) is not None and rooms.can_run_short(node):
-                if not rooms.fits(node, requests, now=False, more=given):
+            if headroom is not None and known.get(node, UNKNOWN) is not None and headroom.can_run_short(node):
+                if not headroom.fits(node, requests, now=False, more=given):
                     return None
                 if given != requests:
                     for each, more, placed in ((given, 1, 0), (requests, -1, 1)):
-                        rooms.change(node, each, 0, more)
+                        headroom.change(node, each, 0, more)
                         add((node, gpus, each, 0, more, placed))
                     return False
             add((node, gpus, requests, 0, 0, 1))
@@ -136,16 +144,17 @@ class Capacity(GpuStock):
 
         return swap
 
-    def exchange(self, site: NodePool, node: str, gpus: int, requests: Amounts) -> Supply:
-        """Do what `expect` of a worker's `gpus` and `requests` does, and `hold_at` of as many GPUs for one of `site`.
+    def exchange(self, node_pool: NodePool, node: str, gpus: int, requests: Amounts) -> Supply:
+        """Do what `expect` of a worker's `gpus` and `requests` does, and `hold_at` of as many GPUs for one of
+        `node_pool`.
 
         Nothing is left of what is given back. It must be known that the worker fits later.
         """
-        if self._later[node] == 0 and self._now[node] < gpus:  # on no shelf before or after
-            self._journal.append((node, gpus, site.requests, 0, 0, 1))
+        if self._later[node] == 0 and self._now[node] < gpus:  # not indexed before or after
+            self._journal.append((node, gpus, node_pool.requests, 0, 0, 1))
             return Supply.LATER
         self.expect(node, gpus, requests)
-        return self.hold_at(site, node, gpus)
+        return self.hold_at(node_pool, node, gpus)
 
     def reserve(self, node: str | None, gpus: int, requests: Amounts = (), *, ending: int = 0) -> Supply:
         """Count `gpus` (> 0) of `node` as held by a pod of others that may be bound there; not if it has too little.
@@ -163,16 +172,16 @@ class Capacity(GpuStock):
             return Supply.LATER
         return Supply.NEVER
 
-    def close_off(self, sites: Iterable[NodePool], gpus: int, most: int) -> list[tuple[NodePool, str]]:
-        """Let at most `most` nodes of `sites` that have `gpus` (> 0) now offer and hope for nothing; return them."""
+    def close_off(self, node_pools: Iterable[NodePool], gpus: int, most: int) -> list[tuple[NodePool, str]]:
+        """Let at most `most` nodes of `node_pools` that have `gpus` (> 0) now offer nothing; return them."""
         closed: list[tuple[NodePool, str]] = []
-        for site in sites:
+        for node_pool in node_pools:
             while len(closed) < most:
-                chosen = self._offers.choose(site, gpus, site.requests, self._room_now)
+                chosen = self._offers.choose(node_pool, gpus, node_pool.requests, self._room_now)
                 if chosen is None:
                     break
                 self._change(chosen[0], _ALL, (), now=-1, later=-1)
-                closed.append((site, chosen[0]))
+                closed.append((node_pool, chosen[0]))
         return closed
 
     def reopen(self, closed: Iterable[tuple[NodePool, str]]) -> None:
@@ -180,17 +189,17 @@ class Capacity(GpuStock):
         for _, node in closed:
             self._change(node, _ALL, (), now=1, later=1)
 
-    def take_at(self, site: NodePool, node: str, gpus: int) -> bool:
-        """Hand out `gpus` (> 0) of `node`; return whether it is one of the site's and has them now."""
+    def take_at(self, node_pool: NodePool, node: str, gpus: int) -> bool:
+        """Hand out `gpus` (> 0) of `node`; return whether it is one of the node pool's and has them now."""
         mark = self.mark()
-        has = self.hold_at(site, node, gpus) is Supply.NOW
+        has = self.hold_at(node_pool, node, gpus) is Supply.NOW
         if not has:
             self.undo(mark)
         return has
 
-    def occupy(self, site: NodePool, gpus: int) -> str | None:
+    def occupy(self, node_pool: NodePool, gpus: int) -> str | None:
         """Count `gpus` (> 0) of one node as held until they are given back; None where none are free."""
-        return self._place(self._offers, site, gpus, now=-1, later=0)
+        return self._place(self._offers, node_pool, gpus, now=-1, later=0)
 
     def expect(self, node: str | None, gpus: int, requests: Amounts = ()) -> None:
         """Expect that `gpus` and what belongs to `requests` will be given back on `node`."""
@@ -202,11 +211,13 @@ class Capacity(GpuStock):
         if node is not None and node in self._group:
             self._change(node, gpus, requests, now=0, later=-1)
 
-    def _fill(self, shelves: FreeGpuIndex | Sequence[GroupFreeGpus], site: NodePool, gpus: int, workers: int) -> bool:
-        """Hand out GPUs of nodes on `shelves` for all of `workers`, or nothing; return whether they were."""
+    def _fill(
+        self, free_index: FreeGpuIndex | Sequence[GroupFreeGpus], node_pool: NodePool, gpus: int, workers: int
+    ) -> bool:
+        """Hand out GPUs of nodes on `free_index` for all of `workers`, or nothing; return whether they were."""
         mark = self.mark()
         while workers > 0:
-            if self._place(shelves, site, gpus, now=-1, later=-1, workers=workers) is None:
+            if self._place(free_index, node_pool, gpus, now=-1, later=-1, workers=workers) is None:
                 self.undo(mark)
                 return False
             workers -= self._journal[-1][-1]
@@ -214,8 +225,8 @@ class Capacity(GpuStock):
 
     def _place(
         self,
-        shelves: FreeGpuIndex | Sequence[GroupFreeGpus],
-        site: NodePool,
+        free_index: FreeGpuIndex | Sequence[GroupFreeGpus],
+        node_pool: NodePool,
         gpus: int,
         *,
         now: int,
@@ -224,20 +235,20 @@ class Capacity(GpuStock):
     ) -> str | None:
         """Place the first of `workers`, and all that go to the same node; return the node."""
         room = self._room_now if now else self._room_later
-        if isinstance(shelves, FreeGpuIndex):
-            chosen = shelves.choose(site, gpus, site.requests, room, workers)
+        if isinstance(free_index, FreeGpuIndex):
+            chosen = free_index.choose(node_pool, gpus, node_pool.requests, room, workers)
         else:
-            chosen = choose(shelves, gpus, site.requests, room, workers)
+            chosen = choose(free_index, gpus, node_pool.requests, room, workers)
         if chosen is None:
             return None
         node, placed = chosen
-        self._change(node, gpus, site.requests, now=now * placed, later=later * placed, placed=placed)
+        self._change(node, gpus, node_pool.requests, now=now * placed, later=later * placed, placed=placed)
         return node
 
-    def _fullest(self, nodes: Iterable[str], site: NodePool, gpus: int) -> str | None:
+    def _fullest(self, nodes: Iterable[str], node_pool: NodePool, gpus: int) -> str | None:
         """Return the fullest of `nodes` that has `gpus` and room for a worker now."""
-        now, later, group, members = self._now, self._later, self._group, site.members
-        # Most of them are full, or not of the site.
+        now, later, group, members = self._now, self._later, self._group, node_pool.members
+        # Most of them are full, or not of the node pool.
         known = [node for node in nodes if group.get(node) in members and now[node] >= gpus and later[node] >= gpus]
         fitting = sorted((min(now[node], later[node]), node) for node in known)
-        return next((node for _, node in fitting if self._room_now(node, site.requests)), None)
+        return next((node for _, node in fitting if self._room_now(node, node_pool.requests)), None)

@@ -17,7 +17,7 @@ _STALE: Final = 64
 """So many places of nodes that left a bucket keeps at least before it drops them."""
 
 _FEW_GROUPS: Final = 16
-"""A site of so few groups is searched group by group."""
+"""A node pool of so few groups is searched group by group."""
 
 Key = tuple[int, int]
 """What nodes of a bucket have in common: how many GPUs they have to hand out, and how many once everything that is
@@ -105,7 +105,7 @@ class GroupFreeGpus(dict[Key, NodeBucket]):
 
 
 def choose(
-    shelves: Sequence[GroupFreeGpus], gpus: int, requests: Amounts, room: Room, workers: int = 1
+    free_index: Sequence[GroupFreeGpus], gpus: int, requests: Amounts, room: Room, workers: int = 1
 ) -> tuple[str, int] | None:
     """Return the node for the first of `workers` of `gpus` (> 0) each, and how many go there; None if there is none.
 
@@ -114,9 +114,9 @@ def choose(
     """
 
     def buckets(key: Key) -> list[NodeBucket]:
-        return [shelf[key] for shelf in shelves if key in shelf]
+        return [group_gpus[key] for group_gpus in free_index if key in group_gpus]
 
-    keys = {key for shelf in shelves for key in shelf if key[0] >= gpus}
+    keys = {key for group_gpus in free_index for key in group_gpus if key[0] >= gpus}
     return _chosen(sorted(keys), buckets, gpus, requests, room, workers)
 
 
@@ -146,9 +146,9 @@ def _chosen(
 
 
 class FreeGpuIndex(dict[int, GroupFreeGpus]):
-    """The nodes with free GPUs of all groups, each on the shelf of its group; also found by their keys.
+    """The nodes with free GPUs of all groups, each with those of its group; also found by their keys.
 
-    A site may have a thousand groups, of which few have nodes with free GPUs of a kind.
+    A node pool may have a thousand groups, of which few have nodes with free GPUs of a kind.
     """
 
     def __init__(self) -> None:
@@ -158,64 +158,69 @@ class FreeGpuIndex(dict[int, GroupFreeGpus]):
 
     def put(self, node: str, group: int, key: Key) -> None:
         """Add `node`."""
-        shelf = self.get(group)
-        if shelf is None:
-            shelf = self[group] = GroupFreeGpus()
-        if key not in shelf:
+        group_gpus = self.get(group)
+        if group_gpus is None:
+            group_gpus = self[group] = GroupFreeGpus()
+        if key not in group_gpus:
             insort(self._having.setdefault(key, []), group)
-        shelf.put(node, key)
+        group_gpus.put(node, key)
 
     def drop(self, node: str, group: int, key: Key) -> None:
         """Take `node` out."""
-        shelf = self[group]
-        shelf.drop(node, key)
-        if key not in shelf:
+        group_gpus = self[group]
+        group_gpus.drop(node, key)
+        if key not in group_gpus:
             having = self._having[key]
             del having[bisect_left(having, group)]
             if not having:
                 del self._having[key]
 
-    def on(self, site: NodePool) -> list[GroupFreeGpus]:
-        """Return the shelves with nodes of `site`."""
-        return [self[group] for group in site.groups if group in self]
+    def on(self, node_pool: NodePool) -> list[GroupFreeGpus]:
+        """Return the groups with free nodes of `node_pool`."""
+        return [self[group] for group in node_pool.groups if group in self]
 
     def choose(
-        self, site: NodePool, gpus: int, requests: Amounts, room: Room, workers: int = 1
+        self, node_pool: NodePool, gpus: int, requests: Amounts, room: Room, workers: int = 1
     ) -> tuple[str, int] | None:
-        """Return what the function `choose` does of the shelves of `site`, without a look at each of its groups."""
-        if len(site.groups) <= _FEW_GROUPS:
-            return choose(self.on(site), gpus, requests, room, workers)
+        """Return what `choose` does of the groups of `node_pool`, without a look at each of them."""
+        if len(node_pool.groups) <= _FEW_GROUPS:
+            return choose(self.on(node_pool), gpus, requests, room, workers)
 
         def buckets(key: Key) -> Iterator[NodeBucket]:
-            return (self[group][key] for group in self._having[key] if group in site.members)
+            return (self[group][key] for group in self._having[key] if group in node_pool.members)
 
         return _chosen(sorted(self._free(gpus)), buckets, gpus, requests, room, workers)
 
-    def count(self, site: NodePool, gpus: int, enough: int) -> int:
+    def count(self, node_pool: NodePool, gpus: int, enough: int) -> int:
         """Return how many workers of `gpus` (> 0) fit by their GPUs alone; counting ends at `enough`."""
         workers = 0
-        if len(site.groups) <= _FEW_GROUPS:
-            free = ((key, bucket) for shelf in self.on(site) for key, bucket in shelf.items() if key[0] >= gpus)
+        if len(node_pool.groups) <= _FEW_GROUPS:
+            free = (
+                (key, bucket)
+                for group_gpus in self.on(node_pool)
+                for key, bucket in group_gpus.items()
+                if key[0] >= gpus
+            )
         else:
             keys = ((key, self._having[key]) for key in self._free(gpus))
-            free = ((key, self[group][key]) for key, having in keys for group in having if group in site.members)
+            free = ((key, self[group][key]) for key, having in keys for group in having if group in node_pool.members)
         for key, bucket in free:
             workers += key[0] // gpus * len(bucket)
             if workers >= enough:
                 break
         return workers
 
-    def has(self, site: NodePool, gpus: int) -> bool:
-        """Return whether a node of `site` has `gpus`."""
-        return any(group in site.members for key in self._free(gpus) for group in self._having[key])
+    def has(self, node_pool: NodePool, gpus: int) -> bool:
+        """Return whether a node of `node_pool` has `gpus`."""
+        return any(group in node_pool.members for key in self._free(gpus) for group in self._having[key])
 
     def _free(self, gpus: int) -> Iterator[Key]:
         return (key for key in self._having if key[0] >= gpus)
 
 
-def largest(shelves: Sequence[GroupFreeGpus], gpus: int, requests: Amounts, room: Room) -> int:
+def largest(free_index: Sequence[GroupFreeGpus], gpus: int, requests: Amounts, room: Room) -> int:
     """Return for how many workers of `gpus` (> 0) the roomiest node has room."""
-    buckets = [(key[0] // gpus, bucket) for shelf in shelves for key, bucket in shelf.items()]
+    buckets = [(key[0] // gpus, bucket) for group_gpus in free_index for key, bucket in group_gpus.items()]
     for workers in range(max((most for most, _ in buckets), default=0), 0, -1):
         if any(most >= workers and bucket.first(requests, room, workers) for most, bucket in buckets):
             return workers

@@ -74,7 +74,7 @@ class NodeHeadroom:
     def __init__(
         self,
         nodes: Sequence[Node],
-        fleet: NodeIndex,
+        node_index: NodeIndex,
         workers: Collection[Worker],
         leaving: Set[str],
         jobs: Collection[JobFacts],
@@ -82,10 +82,10 @@ class NodeHeadroom:
     ) -> None:
         """Count the bound `workers` of `jobs` on `nodes`; those named in `leaving` hold nothing later.
 
-        `fleet` is that of the nodes. `others` are pods of others that wait: what they request may be more than any node
-        has. All that is counted when it is asked for: most plans ask for little.
+        `node_index` is that of the nodes. `others` are pods of others that wait: what they request may be more than any
+        node has. All that is counted when it is asked for: most plans ask for little.
         """
-        self._all, self._fleet = nodes, fleet
+        self._all, self._node_index = nodes, node_index
         self._workers, self._leaving, self._jobs, self._others = workers, leaving, jobs, others
         self._left: dict[str, tuple[_Left, _Left] | None] = {}
         """By machine: what is left now and later; None where nothing can run short."""
@@ -95,7 +95,7 @@ class NodeHeadroom:
 
     @cached_property
     def _nodes(self) -> Collection[Node]:
-        return [node for node in self._all if node.name in self._fleet.groups]
+        return [node for node in self._all if node.name in self._node_index.groups]
 
     @cached_property
     def _requests(self) -> Mapping[str, Amounts]:
@@ -119,7 +119,7 @@ class NodeHeadroom:
     def _of_group(self) -> Mapping[int, list[Node]]:
         nodes: dict[int, list[Node]] = defaultdict(list)
         for node in self._nodes:
-            nodes[self._fleet.groups[node.name]].append(node)
+            nodes[self._node_index.groups[node.name]].append(node)
         return nodes
 
     @cached_property
@@ -181,7 +181,7 @@ class NodeHeadroom:
             return known
         name = host_of(node_name)
         if name not in self._left:
-            node, offered = self._all[self._fleet.places[node_name]], self._fleet.machines[name]
+            node, offered = self._all[self._node_index.places[node_name]], self._node_index.machines[name]
             if self._has_enough(node, offered):
                 self._left[name] = None
             else:
@@ -214,7 +214,7 @@ class NodeHeadroom:
         return {name: amount - node.used.get(name, 0) for name, amount in self._whole(node).items()}
 
     def _times_when_empty(self, node: Node, requests: Amounts, gpus: int, others: Mapping[str, int] | None) -> int:
-        offered = self._fleet.offers[node.name]
+        offered = self._node_index.offers[node.name]
         if others is None:
             return max(0, min(offered // gpus, times(self._whole(node), requests)))
         return max(0, min((offered - others.get(node.name, 0)) // gpus, times(self._unused(node), requests)))

@@ -1,8 +1,8 @@
 """The nodes as a plan needs them: which take pods, which are alike, what they offer, and where they are. Pure.
 
-To sort thousands of nodes takes longer than most plans, and nodes change rarely. So the last fleets are kept, and a
-plan that finds the same nodes uses its fleet again (`fleet_of`). A fleet holds nothing that a plan changes, and nothing
-of what pods request.
+To sort thousands of nodes takes longer than most plans, and nodes change rarely. So the last node indexes are kept, and
+a plan that finds the same nodes uses its node index again (`node_index_of`). A node index holds nothing that a plan
+changes, and nothing of what pods request.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class NodeIndex:
 
     def __init__(self, nodes: Collection[Node], mentioned: ReferencedLabels, rack_label: str | None) -> None:
         """Sort `nodes` by what constraints have `mentioned`; `rack_label` is the label that names their rack."""
-        self.grouping = grouping = NodeClasses(mentioned)
+        self.node_classes = node_classes = NodeClasses(mentioned)
         usable = [node for node in nodes if node.ready and (node.schedulable or node.is_leaving)]
         self.gpu_types = sorted({node.gpu_type for node in usable})
         """The types that nodes have, in order of name."""
-        self.groups: Mapping[str, int] = {node.name: grouping.group_of(node) for node in usable}
+        self.groups: Mapping[str, int] = {node.name: node_classes.group_of(node) for node in usable}
         """By node that takes pods, or is about to go: the nodes that no constraint tells apart."""
         self.offers: Mapping[str, int] = {node.name: node.offered for node in usable}
         """By node: its GPUs without those that are announced to go."""
@@ -51,16 +51,16 @@ class NodeIndex:
         """By node; empty if all are in the same rack."""
 
 
-def fleet_of(nodes: Collection[Node], constraints: Collection[Constraints], rack_label: str | None) -> NodeIndex:
-    """Return the fleet of `nodes`, of which a plan asks where pods with these `constraints` may run."""
-    fleet = _fleet_of(_NodeQuery(tuple(nodes), ReferencedLabels.by(constraints), rack_label))
-    fleet.grouping.forget()
-    return fleet
+def node_index_of(nodes: Collection[Node], constraints: Collection[Constraints], rack_label: str | None) -> NodeIndex:
+    """Return the node index of `nodes`, of which a plan asks where pods with these `constraints` may run."""
+    node_index = _node_index_of(_NodeQuery(tuple(nodes), ReferencedLabels.by(constraints), rack_label))
+    node_index.node_classes.forget()
+    return node_index
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NodeQuery:
-    """What decides about a fleet."""
+    """What decides about a node index."""
 
     nodes: tuple[Node, ...]
     mentioned: ReferencedLabels
@@ -79,7 +79,7 @@ class _NodeQuery:
 
 
 @lru_cache(_KEPT)
-def _fleet_of(sought: _NodeQuery) -> NodeIndex:
+def _node_index_of(sought: _NodeQuery) -> NodeIndex:
     return NodeIndex(sought.nodes, sought.mentioned, sought.rack_label)
 
 

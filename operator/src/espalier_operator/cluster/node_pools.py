@@ -26,7 +26,7 @@ K = TypeVar("K")
 _Groups = frozenset[int]
 _NO_GROUPS: _Groups = frozenset()
 _MOST_KNOWN: Final = 10_000
-"""Of how many constraints a grouping keeps the sites from one plan to the next."""
+"""Of how many constraints a classing keeps the node pools from one plan to the next."""
 _Ordered = tuple[tuple[int, ...], _Groups]
 """Groups in order, and as a set: there may be a thousand, and as many combinations of them."""
 
@@ -159,13 +159,13 @@ class NodeClasses:
     """Numbers the groups of nodes that no constraint tells apart."""
 
     def __init__(self, mentioned: ReferencedLabels) -> None:
-        """Take what is named by all constraints that `site` will be asked for."""
+        """Take what is named by all constraints that `node_pool` will be asked for."""
         self._values, self._names = mentioned.values, mentioned.names
         self._numbers: dict[object, int] = {}
         self._examples: list[Node] = []
         """By group: its first node."""
         self._known: dict[tuple[str, Constraints | None], NodePool] = {}
-        self._sites: dict[tuple[str, tuple[int, ...], Amounts], NodePool] = {}
+        self._node_pools: dict[tuple[str, tuple[int, ...], Amounts], NodePool] = {}
         self._fitting: dict[tuple[str, Constraints | None], _Ordered] = {}
         """By type and constraints without requests, which tell no groups apart."""
         self._index: LabelIndex | None = None
@@ -180,7 +180,7 @@ class NodeClasses:
             self._examples.append(node)
         return number
 
-    def site(self, gpu_type: str, constraints: Constraints | None) -> NodePool:
+    def node_pool(self, gpu_type: str, constraints: Constraints | None) -> NodePool:
         """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
         known = self._known.get((gpu_type, constraints))
         if known is None:
@@ -190,14 +190,14 @@ class NodeClasses:
         return known
 
     def forget(self) -> None:
-        """Forget the sites if they are many; not within a plan, which tells sites apart by what they are."""
+        """Forget the node pools if they are many; not within a plan, which tells node pools apart by what they are."""
         if len(self._known) > _MOST_KNOWN:
-            for known in (self._known, self._sites, self._fitting):
+            for known in (self._known, self._node_pools, self._fitting):
                 known.clear()
 
-    def without_requests(self, site: NodePool) -> NodePool:
-        """Return `site` for a worker that needs nothing but GPUs."""
-        return self._one(site.gpu_type, (site.groups, site.members), ())
+    def without_requests(self, node_pool: NodePool) -> NodePool:
+        """Return `node_pool` for a worker that needs nothing but GPUs."""
+        return self._one(node_pool.gpu_type, (node_pool.groups, node_pool.members), ())
 
     def _deciding(self, labels: Mapping[str, str]) -> tuple[tuple[str, str | bool], ...]:
         """Return what of the labels of a node decides: which there are, and where it matters their values."""
@@ -219,9 +219,9 @@ class NodeClasses:
 
     def _one(self, gpu_type: str, groups: _Ordered, requests: Amounts) -> NodePool:
         in_order, members = groups
-        known = self._sites.get((gpu_type, in_order, requests))
+        known = self._node_pools.get((gpu_type, in_order, requests))
         if known is None:
-            known = self._sites[gpu_type, in_order, requests] = NodePool(gpu_type, in_order, requests, members)
+            known = self._node_pools[gpu_type, in_order, requests] = NodePool(gpu_type, in_order, requests, members)
         return known
 
 

@@ -16,7 +16,7 @@ from itertools import accumulate
 
 from espalier_operator.cluster.free_gpus import FreeGpuIndex, Key
 from espalier_operator.cluster.headroom import UNLIMITED, NodeHeadroom, ResourceVector
-from espalier_operator.cluster.node_index import fleet_of
+from espalier_operator.cluster.node_index import node_index_of
 from espalier_operator.cluster.node_pools import NodePool
 from espalier_operator.cluster.topology import Racks
 from espalier_operator.model import JobFacts, Node, Worker, WorkerRole
@@ -46,16 +46,16 @@ class GpuStock:
     ) -> None:
         """Count `workers` against `nodes`; those named in `leaving` do not hold anything `later`.
 
-        `constraints` are all that `site` will be asked for; `jobs` are those of `workers`; `rack_label` is the label of
-        nodes that names their rack; `others` are pods of others that wait.
+        `constraints` are all that `node_pool` will be asked for; `jobs` are those of `workers`; `rack_label` is the
+        label of nodes that names their rack; `others` are pods of others that wait.
         """
-        fleet = fleet_of(nodes, constraints, rack_label)
-        self._grouping, self._slots = fleet.grouping, fleet.slots
-        self.gpu_types = fleet.gpu_types
+        node_index = node_index_of(nodes, constraints, rack_label)
+        self._node_classes, self._slots = node_index.node_classes, node_index.slots
+        self.gpu_types = node_index.gpu_types
         """The types that ready, schedulable nodes have, in order of name."""
-        self._group, offers = fleet.groups, fleet.offers
+        self._group, offers = node_index.groups, node_index.offers
         requests = any(each.requests for each in constraints) or any(each.constraints.requests for each in others)
-        self._rooms = NodeHeadroom(nodes, fleet, workers, leaving, jobs, others) if requests else None
+        self._headroom = NodeHeadroom(nodes, node_index, workers, leaving, jobs, others) if requests else None
         self._now = free = dict(offers)
         self._others: dict[str, int] = defaultdict(int)
         """GPUs that pods of others hold, by node."""
@@ -84,64 +84,68 @@ class GpuStock:
             sizes[offered] -= 1
             sizes[offered - held] = sizes.get(offered - held, 0) + 1
         self._offers, self._hopes = FreeGpuIndex(), FreeGpuIndex()
-        self._racks = Racks(fleet.racks) if fleet.racks else None
+        self._racks = Racks(node_index.racks) if node_index.racks else None
         self._journal: list[_Change] = []
         for name, later in self._later.items():
             if later > 0:  # most nodes of a cluster are full, and have no place in any bucket
                 self._enter(name)
 
-    def site(self, gpu_type: str, constraints: Constraints | None) -> NodePool:
+    def node_pool(self, gpu_type: str, constraints: Constraints | None) -> NodePool:
         """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
-        return self._grouping.site(gpu_type, constraints)
+        return self._node_classes.node_pool(gpu_type, constraints)
 
-    def without_requests(self, site: NodePool) -> NodePool:
-        """Return `site` for a worker that needs nothing but GPUs."""
-        return self._grouping.without_requests(site)
+    def without_requests(self, node_pool: NodePool) -> NodePool:
+        """Return `node_pool` for a worker that needs nothing but GPUs."""
+        return self._node_classes.without_requests(node_pool)
 
-    def is_in(self, site: NodePool, node: str | None) -> bool:
-        """Return whether `node` is one of the site's."""
-        return node is not None and self._group.get(node) in site.members
+    def is_in(self, node_pool: NodePool, node: str | None) -> bool:
+        """Return whether `node` is one of the node pool's."""
+        return node is not None and self._group.get(node) in node_pool.members
 
     def can_run_short(self, node: str | None) -> bool:
         """Return whether workers on the GPUs of `node` could use up another resource of it."""
-        return self._rooms is not None and node is not None and self._rooms.can_run_short(node)
+        return self._headroom is not None and node is not None and self._headroom.can_run_short(node)
 
     def overdrawn(self) -> list[tuple[str, int]]:
         """Return (node, GPUs) for each node on which more GPUs are held permanently than the node will have."""
         return sorted((name, -free) for name, free in self._later.items() if free < 0)
 
-    def could_ever_hold(self, site: NodePool, gpus: int, workers: int) -> bool:
+    def could_ever_hold(self, node_pool: NodePool, gpus: int, workers: int) -> bool:
         """Return whether `workers` of `gpus` each would fit on empty nodes."""
-        if site.requests and self._rooms is not None:
-            return gpus == 0 or self._rooms.could_hold(site.groups, site.requests, gpus, workers, others=None)
-        return _holds(self._slots, site, gpus, workers)
+        if node_pool.requests and self._headroom is not None:
+            return gpus == 0 or self._headroom.could_hold(
+                node_pool.groups, node_pool.requests, gpus, workers, others=None
+            )
+        return _holds(self._slots, node_pool, gpus, workers)
 
-    def could_hold_without_jobs(self, site: NodePool, gpus: int, workers: int) -> bool:
+    def could_hold_without_jobs(self, node_pool: NodePool, gpus: int, workers: int) -> bool:
         """Return whether they would fit if all our jobs had ended, and what others hold were held."""
-        if site.requests and self._rooms is not None:
-            return gpus == 0 or self._rooms.could_hold(site.groups, site.requests, gpus, workers, self._others)
-        return _holds(self._without_jobs, site, gpus, workers)
+        if node_pool.requests and self._headroom is not None:
+            return gpus == 0 or self._headroom.could_hold(
+                node_pool.groups, node_pool.requests, gpus, workers, self._others
+            )
+        return _holds(self._without_jobs, node_pool, gpus, workers)
 
-    def nodes_with_hopes(self, site: NodePool) -> Iterator[str]:
-        """Yield the nodes of `site` that will have free GPUs."""
-        for shelf in self._hopes.on(site):
-            for bucket in shelf.values():
+    def nodes_with_hopes(self, node_pool: NodePool) -> Iterator[str]:
+        """Yield the nodes of `node_pool` that will have free GPUs."""
+        for group_gpus in self._hopes.on(node_pool):
+            for bucket in group_gpus.values():
                 yield from bucket
 
-    def fits_with(self, node: str, site: NodePool, gpus: int, more: ResourceVector) -> int:
+    def fits_with(self, node: str, node_pool: NodePool, gpus: int, more: ResourceVector) -> int:
         """Return for how many workers `node` would have room later if it had `more`."""
         workers = max(0, (self._later[node] + more.gpus) // gpus)
-        if not workers or self._rooms is None or not site.requests:
+        if not workers or self._headroom is None or not node_pool.requests:
             return workers
-        return min(workers, self._rooms.fits(node, site.requests, now=False, more=more.requests))
+        return min(workers, self._headroom.fits(node, node_pool.requests, now=False, more=more.requests))
 
-    def opening(self, site: NodePool) -> Callable[[str], tuple[int, dict[str, int] | None] | None]:
+    def opening(self, node_pool: NodePool) -> Callable[[str], tuple[int, dict[str, int] | None] | None]:
         """Return what tells of a node the GPUs that it will have, and what else; None if nothing else can run short.
 
-        And None of a node that is not one of the site's. Thousands are asked about.
+        And None of a node that is not one of the node pool's. Thousands are asked about.
         """
-        later, group, members = self._later, self._group, site.members
-        left_on = self._rooms.left_on if self._rooms is not None and site.requests else None
+        later, group, members = self._later, self._group, node_pool.members
+        left_on = self._headroom.left_on if self._headroom is not None and node_pool.requests else None
 
         def opened(node: str) -> tuple[int, dict[str, int] | None] | None:
             if group.get(node) not in members:
@@ -168,11 +172,11 @@ class GpuStock:
 
     def _room_now(self, node: str, requests: Amounts) -> int:
         """Return for how many workers `node` has what they request in addition to GPUs, without delaying others."""
-        return UNLIMITED if self._rooms is None or not requests else self._rooms.fits(node, requests, now=True)
+        return UNLIMITED if self._headroom is None or not requests else self._headroom.fits(node, requests, now=True)
 
     def _room_later(self, node: str, requests: Amounts) -> int:
         """Return for how many workers `node` will have what they request in addition to GPUs."""
-        return UNLIMITED if self._rooms is None or not requests else self._rooms.fits(node, requests, now=False)
+        return UNLIMITED if self._headroom is None or not requests else self._headroom.fits(node, requests, now=False)
 
     def _change(self, node: str, gpus: int, requests: Amounts, *, now: int, later: int, placed: int = 0) -> None:
         self._add(node, gpus, requests, now, later)
@@ -184,8 +188,8 @@ class GpuStock:
         self._now[node] += now * gpus
         self._later[node] += later * gpus
         self._enter(node)
-        if self._rooms is not None and requests:
-            self._rooms.change(node, requests, now, later)
+        if self._headroom is not None and requests:
+            self._headroom.change(node, requests, now, later)
 
     def _keys(self, node: str) -> tuple[Key, Key]:
         """Return where `node` is among the offers and among the hopes."""
@@ -211,8 +215,8 @@ class GpuStock:
             self._hopes.drop(node, group, hope)
 
 
-def _holds(slots: Mapping[int, Mapping[int, int]], site: NodePool, gpus: int, workers: int) -> bool:
+def _holds(slots: Mapping[int, Mapping[int, int]], node_pool: NodePool, gpus: int, workers: int) -> bool:
     if gpus == 0:
         return True
-    sizes = (entry for group in site.groups for entry in slots.get(group, {}).items())
+    sizes = (entry for group in node_pool.groups for entry in slots.get(group, {}).items())
     return any(room >= workers for room in accumulate(count * (max(0, size) // gpus) for size, count in sizes))

@@ -51,9 +51,9 @@ class Racks:
     """The nodes with free GPUs, by rack and group."""
 
     def __init__(self, racks: Mapping[str, Rack]) -> None:
-        """Take the rack of each node; no node is on a shelf yet."""
+        """Take the rack of each node; no node is indexed yet."""
         self._rack = racks
-        self._shelves: dict[Rack, dict[int, GroupFreeGpus]] = defaultdict(lambda: defaultdict(GroupFreeGpus))
+        self._free_index: dict[Rack, dict[int, GroupFreeGpus]] = defaultdict(lambda: defaultdict(GroupFreeGpus))
         self._having: dict[str, dict[Key, list[tuple[Rack, int]]]] = defaultdict(lambda: defaultdict(list))
         """By zone and key: the racks and groups that have nodes of the key, in order."""
         self._free: dict[int, Counter[Rack]] = defaultdict(Counter)
@@ -62,72 +62,74 @@ class Racks:
         """By several groups: the same for all of them."""
         self._views_of: dict[int, list[Counter[Rack]]] = defaultdict(list)
         """By group: the views that count it."""
-        self.rooms: dict[Rack, dict[tuple[NodePool, int], _RackRoom]] = defaultdict(dict)
-        """By rack, site and GPUs of a worker: for how many there is room, where that is known."""
+        self.headroom: dict[Rack, dict[tuple[NodePool, int], _RackRoom]] = defaultdict(dict)
+        """By rack, node pool and GPUs of a worker: for how many there is room, where that is known."""
 
     def put(self, node: str, group: int, key: Key) -> None:
         """Add a node."""
         rack = self._rack[node]
-        shelf = self._shelves[rack][group]
-        if key not in shelf:
+        group_gpus = self._free_index[rack][group]
+        if key not in group_gpus:
             insort(self._having[rack[0]][key], (rack, group))
-        shelf.put(node, key)
-        self.rooms.pop(rack, None)
+        group_gpus.put(node, key)
+        self.headroom.pop(rack, None)
         for free in (self._free[group], *self._views_of.get(group, ())):
             free[rack] += key[0]
 
     def drop(self, node: str, group: int, key: Key) -> None:
         """Take a node out."""
         rack = self._rack[node]
-        shelf = self._shelves[rack][group]
-        shelf.drop(node, key)
-        if key not in shelf:
+        group_gpus = self._free_index[rack][group]
+        group_gpus.drop(node, key)
+        if key not in group_gpus:
             having = self._having[rack[0]]
             del having[key][bisect_left(having[key], (rack, group))]
             if not having[key]:
                 del having[key]
-        self.rooms.pop(rack, None)
+        self.headroom.pop(rack, None)
         for free in (self._free[group], *self._views_of.get(group, ())):
             if free[rack] == key[0]:
                 del free[rack]
             else:
                 free[rack] -= key[0]
 
-    def free(self, site: NodePool) -> Mapping[Rack, int]:
-        """Return by rack how many GPUs of `site` are free; a rack without any is left out."""
-        if len(site.groups) == 1:
-            return self._free[site.groups[0]]
-        view = self._views.get(site.groups)
+    def free(self, node_pool: NodePool) -> Mapping[Rack, int]:
+        """Return by rack how many GPUs of `node_pool` are free; a rack without any is left out."""
+        if len(node_pool.groups) == 1:
+            return self._free[node_pool.groups[0]]
+        view = self._views.get(node_pool.groups)
         if view is None:
             view = Counter[Rack]()
-            for group in site.groups:  # there may be a thousand, of a few racks each: `update` of a Counter is slow
+            for (
+                group
+            ) in node_pool.groups:  # there may be a thousand, of a few racks each: `update` of a Counter is slow
                 for rack, gpus in self._free[group].items():
                     view[rack] += gpus
             if len(self._views) < _MOST_VIEWS:
-                self._views[site.groups] = view
-                for group in site.groups:
+                self._views[node_pool.groups] = view
+                for group in node_pool.groups:
                     self._views_of[group].append(view)
         return view
 
-    def shelves(self, site: NodePool, racks: Iterable[Rack]) -> list[GroupFreeGpus]:
-        """Return the shelves with nodes of `site` in `racks`."""
-        found = ((self._shelves[rack], group) for rack in racks for group in site.groups)
-        return [shelves[group] for shelves, group in found if group in shelves]
+    def free_index(self, node_pool: NodePool, racks: Iterable[Rack]) -> list[GroupFreeGpus]:
+        """Return the groups with free nodes of `node_pool` in `racks`."""
+        found = ((self._free_index[rack], group) for rack in racks for group in node_pool.groups)
+        return [free_index[group] for free_index, group in found if group in free_index]
 
-    def nearest(self, site: NodePool, gpus: int, nodes: Collection[str], room: Room) -> str | None:
+    def nearest(self, node_pool: NodePool, gpus: int, nodes: Collection[str], room: Room) -> str | None:
         """Return the node with room for a worker of `gpus` (> 0) in the racks of `nodes`, else in their zones.
 
         Of several the fullest; None if there is none.
         """
         near = {self._rack[node] for node in nodes if node in self._rack}
-        chosen = choose(self.shelves(site, sorted(near)), gpus, site.requests, room)
+        chosen = choose(self.free_index(node_pool, sorted(near)), gpus, node_pool.requests, room)
         if chosen is not None:
             return chosen[0]
         zones = sorted({zone for zone, _ in near})
         for key in sorted({key for zone in zones for key in self._having[zone] if key[0] >= gpus}):
             for rack, group in chain.from_iterable(self._having[zone].get(key, ()) for zone in zones):
-                if group in site.members and rack not in near:
-                    found = self._shelves[rack][group][key].first(site.requests, room)
+                if group in node_pool.members and rack not in near:
+                    found = self._free_index[rack][group][key].first(node_pool.requests, room)
                     if found is not None:
                         return found[0]
         return None
@@ -141,18 +143,18 @@ class RackSplit:
     few zones.
     """
 
-    def __init__(self, racks: Racks, site: NodePool, gpus: int, room: Room, largest: int) -> None:
-        """Search `site` for workers of `gpus` (> 0); no node has room for more than `largest` of them."""
-        self._racks, self._site, self._gpus, self._room, self._largest = racks, site, gpus, room, largest
-        self._free = racks.free(site)
-        self._key = site, gpus
+    def __init__(self, racks: Racks, node_pool: NodePool, gpus: int, room: Room, largest: int) -> None:
+        """Search `node_pool` for workers of `gpus` (> 0); no node has room for more than `largest` of them."""
+        self._racks, self._node_pool, self._gpus, self._room, self._largest = racks, node_pool, gpus, room, largest
+        self._free = racks.free(node_pool)
+        self._key = node_pool, gpus
 
     def one_for_all(self, workers: int) -> Rack | None:
         """Return the rack that has room for all `workers` on the fewest nodes, of these the fullest."""
         return self._one_of(self._free, workers)
 
     def several(self, workers: int) -> list[tuple[Rack, int]]:
-        """Return the racks for `workers`, and how many go into each; none where `site` has no room for all."""
+        """Return the racks for `workers`, and how many go into each; none where `node_pool` has no room for all."""
         totals = {rack: self._room_of(rack).workers for rack, free in self._free.items() if free >= self._gpus}
         if sum(totals.values()) < workers:
             return []
@@ -180,7 +182,7 @@ class RackSplit:
 
     def _nodes(self, rack: Rack, workers: int) -> int:
         """Return on how many nodes of `rack` `workers` fit, those with the most free GPUs first; 0 if not all do."""
-        room = self._racks.rooms[rack].get(self._key)
+        room = self._racks.headroom[rack].get(self._key)
         if room is None and self._is_small(rack):
             room = self._room_of(rack)
         if room is not None and room.workers < workers:
@@ -194,11 +196,11 @@ class RackSplit:
 
     def _is_small(self, rack: Rack) -> bool:
         """Return whether all its nodes are worth a look: zones may have thousands, of which the first few suffice."""
-        shelves = self._racks.shelves(self._site, [rack])
-        return sum(len(bucket) for shelf in shelves for bucket in shelf.values()) <= _SMALL_RACK
+        free_index = self._racks.free_index(self._node_pool, [rack])
+        return sum(len(bucket) for group_gpus in free_index for bucket in group_gpus.values()) <= _SMALL_RACK
 
     def _room_of(self, rack: Rack) -> _RackRoom:
-        known = self._racks.rooms[rack]
+        known = self._racks.headroom[rack]
         room = known.get(self._key)
         if room is None:
             fitting: list[tuple[int, int]] = []
@@ -212,16 +214,16 @@ class RackSplit:
 
     def _fitting(self, rack: Rack) -> Iterator[tuple[int, int]]:
         """Yield for how many workers nodes of `rack` have room, and how many nodes have; by free GPUs, most first."""
-        requests = self._site.requests
-        shelves = self._racks.shelves(self._site, [rack])
-        buckets = [(key[0] // self._gpus, bucket) for shelf in shelves for key, bucket in shelf.items()]
+        requests = self._node_pool.requests
+        free_index = self._racks.free_index(self._node_pool, [rack])
+        buckets = [(key[0] // self._gpus, bucket) for group_gpus in free_index for key, bucket in group_gpus.items()]
         buckets.sort(key=lambda each: -each[0])
         for most, bucket in buckets:
             if most and not requests:
                 yield most, len(bucket)
             elif most:
-                rooms = (min(most, self._room(node, requests)) for node in bucket)
-                yield from ((fits, 1) for fits in rooms if fits)
+                headroom = (min(most, self._room(node, requests)) for node in bucket)
+                yield from ((fits, 1) for fits in headroom if fits)
 
 
 def _zone_for_all(totals: Mapping[Rack, int], free: Mapping[Rack, int], workers: int) -> dict[Rack, int]:

@@ -8,11 +8,11 @@
 5. `planned` queues the jobs that have something to write or to do (`apply.workqueue`).
 6. `apply.writer` writes the status of a job first, and then takes the steps that its state calls for (`apply.steps`).
 
-Between two plans, `glance` looks at the jobs that have news, and lets them write what follows from it alone: figures,
-and that extra workers run (`state.due`).
+Between two plans, `sync_figures` looks at the jobs that have news, and lets them write what follows from it alone:
+figures, and that extra workers run (`state.due`).
 
-`observe`, `apply` and `glance` make no requests. Requests are made by flushes, at most one task per job, which start
-when a plan is made, or by a glance. So a job whose namespace answers slowly does not delay other jobs.
+`observe`, `apply` and `sync_figures` make no requests. Requests are made by flushes, at most one task per job, which
+start when a plan is made, or by a glance. So a job whose namespace answers slowly does not delay other jobs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.objects.start_events import StartTrouble
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble
-from espalier_operator.kube.state.due import NEVER, SOON, FigurePace, FlushPriority, PendingChanges, urgency_of
+from espalier_operator.kube.state.due import NEVER, SOON, FigurePace, FlushPriority, PendingChanges, priority_of
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.state.progress import ProgressSource
 from espalier_operator.kube.watch.store import Store
@@ -97,7 +97,7 @@ class KubeBackend:
         self._look(self.jobs.values(), now)
         return self._recent_use.seen(assemble(self.jobs.values(), self._store, now, self._rules))
 
-    def glance(self) -> float:
+    def sync_figures(self) -> float:
         """Look at the jobs that have news, and let them write what needs no plan.
 
         Return within how many seconds a plan must be made because of the news, infinity for never.
@@ -107,10 +107,10 @@ class KubeBackend:
             return SOON
         others, came_or_went = self._store.take_others_changed(), self._update(now)
         within = SOON if others or came_or_went else NEVER
-        looked = [(job, job.picture()) for job in self.jobs.values() if job.wants_look(now)]
+        looked = [(job, job.plan_inputs()) for job in self.jobs.values() if job.wants_look(now)]
         self._look([job for job, _ in looked], now)
         for job, before in looked:
-            urgency = urgency_of(before, job.picture())
+            urgency = priority_of(before, job.plan_inputs())
             if urgency > SOON:  # otherwise the plan is to see it first
                 self._queue_if_due(job, now)
             within = min(within, urgency)

@@ -70,7 +70,7 @@ class LocalJob:
         self.journal = SchedulerJournal(
             HistoryFile(directory, lambda event: on_event(self.name, event)), self._used_seconds
         )
-        self.dialogue = LeaderFiles(directory, (self.key, self.name), self.journal.warn)
+        self.leader_files = LeaderFiles(directory, (self.key, self.name), self.journal.warn)
         self.leading = LeaderProcess(directory, start)
         program = job.spec.program
         self.progress = LocalProgress(None if program is None else program.progress, directory / TRAINER_LOG)
@@ -104,7 +104,7 @@ class LocalJob:
         if kept is not None and begins_again(kept, self.directory):
             kept = begun_again(kept)
             (self.directory / REPORT_FILE).unlink(missing_ok=True)  # a leader would go on from the time that it says
-        self.dialogue.resume()
+        self.leader_files.resume()
         if kept is None:
             return
         ended = kept.state.outcome
@@ -112,8 +112,8 @@ class LocalJob:
             self.journal.warn(
                 "TakenUpAgain", f"it had failed ({ended.reason}: {ended.message}); it continues from its checkpoint"
             )
-        self.state = resumed(kept.state, self.terms, self.dialogue.report)
-        self.dialogue.allocation = Allocation(generation=self.state.grant.generation)
+        self.state = resumed(kept.state, self.terms, self.leader_files.report)
+        self.leader_files.allocation = Allocation(generation=self.state.grant.generation)
         outcome = self.state.outcome
         if outcome is not None:
             self.journal.phase, self.leading.exit_code = JobPhase.COMPLETE, kept.exit_code
@@ -127,7 +127,7 @@ class LocalJob:
 
     def facts(self, now: float) -> JobFacts:
         """Return the facts that the planner reads."""
-        measured, done = self.dialogue.measurements, self.progress.reading.fraction
+        measured, done = self.leader_files.measurements, self.progress.reading.fraction
         return facts_of(self.key, self.state, self.seen, self.terms, now, self._timing, measured=measured, done=done)
 
     def act(self, action: Action, now: float) -> None:
@@ -148,9 +148,9 @@ class LocalJob:
         if self.finished:
             return  # its leader, if there is one, is being ended: further grants do not matter
         if self.state.grant != before.grant:
-            self.dialogue.grant(allocation_of(self.state.grant, self._wall))
+            self.leader_files.grant(allocation_of(self.state.grant, self._wall))
             self.write_allocation()
-            self.journal.add(AllocationChanged(**self.journal.stamp(), allocation=self.dialogue.allocation))
+            self.journal.add(AllocationChanged(**self.journal.stamp(), allocation=self.leader_files.allocation))
         elif self.state.stopping != before.stopping:
             self.write_allocation()
 
@@ -180,9 +180,9 @@ class LocalJob:
 
     def write_allocation(self) -> None:
         """Write the current allocation to its file."""
-        written = {"allocation": self.dialogue.allocation}
+        written = {"allocation": self.leader_files.allocation}
         memory = memory_of(self.state, self.terms, self._wall).model_copy(update=written)
-        self.dialogue.write(allocation_document(self.job, memory))
+        self.leader_files.write(allocation_document(self.job, memory))
 
     # ---- its processes
 
@@ -194,7 +194,7 @@ class LocalJob:
         """Start the leader, or record why it cannot be started."""
         (self.directory / CHECKPOINT_FOLDER).mkdir(exist_ok=True)
         self.write_allocation()
-        self.dialogue.leader_starts()
+        self.leader_files.leader_starts()
         self.progress.begin()
         command, variables = command_of(self.job) or default_command, self._variables(agent_url, extra)
         try:
@@ -223,14 +223,14 @@ class LocalJob:
 
     def look(self, now: float) -> bool:
         """Read the leader's files, account for the time, notice its end; return whether anything is news."""
-        before, standing, measured = self.state, self._standing(), self.dialogue.measurements
-        self.dialogue.retry()
+        before, standing, measured = self.state, self._standing(), self.leader_files.measurements
+        self.leader_files.retry()
         code = self.leading.poll()
         damaged = self.journal.history.follow()
         if damaged:
             self.journal.warn("DamagedEvents", f"{damaged} new lines of the leader's events file are not events")
-        if (seconds := self.dialogue.read(now, runs=self.process is not None)) is not None:
-            generation = self.dialogue.acknowledged
+        if (seconds := self.leader_files.read(now, runs=self.process is not None)) is not None:
+            generation = self.leader_files.acknowledged
             self.journal.add(AllocationAcknowledged(**self.journal.stamp(), generation=generation, seconds=seconds))
         if (reading := self.progress.poll(code is not None)) is not None:
             step, epoch, done, metrics = reading.step, reading.epoch, reading.fraction, reading.figures
@@ -250,12 +250,12 @@ class LocalJob:
             and self.journal.phase not in (JobPhase.RUNNING, JobPhase.EVALUATING)
         ):
             self._stands(now, Reason.RUNNING)
-        return standing != self._standing() or has_new_configuration(measured, self.dialogue.measurements)
+        return standing != self._standing() or has_new_configuration(measured, self.leader_files.measurements)
 
     # ---- within
 
     def _observe(self) -> Observation:
-        attempts, dialogue = self.state.attempts, self.dialogue
+        attempts, leader_files = self.state.attempts, self.leader_files
         current = self.leading.of(attempts[0]) if attempts else None
         return Observation(
             base=(
@@ -264,15 +264,15 @@ class LocalJob:
             ),
             extra_bound=self.state.extra,  # they have their GPUs before these are granted
             extra_running=self.state.extra,
-            report=dialogue.report,
-            reporter=self.leading.id if dialogue.is_fresh else "",
-            reported_at=dialogue.reported_at,
+            report=leader_files.report,
+            reporter=self.leading.id if leader_files.is_fresh else "",
+            reported_at=leader_files.reported_at,
             program=self.terms.program,
         )
 
     def _standing(self) -> tuple[Any, ...]:
         """Return the values whose changes must wake the planner."""
-        return (self.leader, self.dialogue.acknowledged, self.process is None, self.state.essence)
+        return (self.leader, self.leader_files.acknowledged, self.process is None, self.state.essence)
 
     def _record_restart(self, before: JobState, now: float) -> None:
         """Record that the leader must be restarted, unless its GPUs are gone: then the planner decides."""

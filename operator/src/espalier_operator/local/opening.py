@@ -149,7 +149,7 @@ def _taken_up(
     reported = [
         (job.state.submitted_at or 0.0) + report.used_seconds
         for job in found.values()
-        if (report := job.dialogue.report) is not None
+        if (report := job.leader_files.report) is not None
     ]
     return OpenedRun(
         jobs=found,

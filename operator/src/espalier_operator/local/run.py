@@ -91,11 +91,13 @@ def view_run(jobs: Iterable[LocalJob], gpus: Gpus, reasons: Mapping[str, Reason]
             name=job.name,
             phase=job.journal.phase,
             reason=reasons.get(job.key, job.journal.reason),
-            allocation=job.dialogue.allocation,
+            allocation=job.leader_files.allocation,
             gpus=gpus.held(job.key),
             used_seconds=job.state.used_seconds,
-            doing=None if job.dialogue.report is None or not job.dialogue.is_fresh else job.dialogue.report.phase,
-            step=0 if job.dialogue.report is None else job.dialogue.report.step,
+            doing=None
+            if job.leader_files.report is None or not job.leader_files.is_fresh
+            else job.leader_files.report.phase,
+            step=0 if job.leader_files.report is None else job.leader_files.report.step,
         )
         for job in jobs
     )
@@ -115,7 +117,7 @@ def outcome_of(job: LocalJob) -> LocalOutcome:
         restarts=job.state.restarts,
         failures=job.state.failures,
         preemptions=job.state.preemptions,
-        report=job.dialogue.report,
+        report=job.leader_files.report,
     )
 
 

@@ -39,7 +39,7 @@ class Node:
     taints: tuple[Taint, ...] = ()
     resources: Mapping[str, int] = field(default_factory=dict, hash=False)
     """What it has of resources other than GPUs (`constraints.Amounts`). One that is not named is not limited, unless it
-    is special (`rooms`) and other nodes name it: then a node that names others has none."""
+    is special (`headroom`) and other nodes name it: then a node that names others has none."""
     used: Mapping[str, int] = field(default_factory=dict, hash=False)
     """What pods that are nobody's worker request of that."""
     departing: int = 0

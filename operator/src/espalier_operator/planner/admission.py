@@ -24,7 +24,7 @@ class Admission:
         self._starting = Starting(tick)
         self._elsewhere: dict[str, list[NodePool]] = {}
         """By job that waits on GPUs of its quota: where it might start if its queue borrows."""
-        self._known_sites: dict[tuple[str | None, Constraints, int, int, str | None], list[NodePool]] = {}
+        self._known_node_pools: dict[tuple[str | None, Constraints, int, int, str | None], list[NodePool]] = {}
 
     def admit(self) -> None:
         """Start waiting jobs in order; one that must wait is not delayed by those after it.
@@ -65,11 +65,11 @@ class Admission:
         """
         terms, gpus, workers = job.terms, job.terms.gpus_per_worker, job.terms.min_replicas
         wished, claim, are_barred = self._tick.order.gpu_type(job), job.claim, False
-        sites = self._wished_sites(terms.gpu_type, terms.constraints, gpus, workers, wished)
-        if sites and self._tick.avoidance.barred_until(job) is not None:
+        node_pools = self._wished_node_pools(terms.gpu_type, terms.constraints, gpus, workers, wished)
+        if node_pools and self._tick.avoidance.barred_until(job) is not None:
             *_, constraints = self._tick.avoidance.levels(job)
-            sites = self._wished_sites(terms.gpu_type, constraints, gpus, workers, wished)
-            are_barred = not sites
+            node_pools = self._wished_node_pools(terms.gpu_type, constraints, gpus, workers, wished)
+            are_barred = not node_pools
         not_taken = self._tick.ledger.refusal(claim)
         if job.terms.suspend:
             self._record.refuse(job, Reason.SUSPENDED)
@@ -83,14 +83,14 @@ class Admission:
             self._record.wake(job.hold_until or 0.0)
         elif gpus and are_barred:
             self._record.refuse(job, Reason.NODES_AVOIDED)
-        elif gpus and not sites:
+        elif gpus and not node_pools:
             fits_elsewhere = self._tick.places.large_enough(terms.gpu_type, terms.constraints.gpus_alone, gpus, workers)
             self._record.refuse(job, Reason.UNSCHEDULABLE if fits_elsewhere else Reason.TOO_LARGE)
         elif self._tick.order.waits(job):
             self._record.refuse(job, Reason.HELD_BY_POLICY)
-        elif not (allowed := self._tick.allowed(job, sites, borrowing=borrowing)):
-            types = [site.gpu_type for site in sites]
-            if not borrowing and self._tick.allowed(job, sites, borrowing=True):
+        elif not (allowed := self._tick.allowed(job, node_pools, borrowing=borrowing)):
+            types = [node_pool.gpu_type for node_pool in node_pools]
+            if not borrowing and self._tick.allowed(job, node_pools, borrowing=True):
                 self._tick.ledger.defer(claim, types)
                 return False
             if self._would_have_room_in_namespace(job):
@@ -100,15 +100,19 @@ class Admission:
                 self._record.refuse(job, Reason.QUOTA_EXCEEDED)
         elif not self._gets_room_in_namespace(job, allowed):
             self._record.refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
-        elif not self._starting.start_or_wait(job, allowed) and not borrowing and len(allowed) < len(sites):
-            borrowed = [site for site in self._tick.allowed(job, sites, borrowing=True) if site not in allowed]
+        elif not self._starting.start_or_wait(job, allowed) and not borrowing and len(allowed) < len(node_pools):
+            borrowed = [
+                node_pool
+                for node_pool in self._tick.allowed(job, node_pools, borrowing=True)
+                if node_pool not in allowed
+            ]
             if borrowed:
                 self._elsewhere[job.key] = borrowed
                 return False
         return True
 
-    def _gets_room_in_namespace(self, job: JobFacts, sites: Sequence[NodePool]) -> bool:
-        """Return whether the ResourceQuotas of its namespace do not keep a job from starting on one of `sites`.
+    def _gets_room_in_namespace(self, job: JobFacts, node_pools: Sequence[NodePool]) -> bool:
+        """Return whether the ResourceQuotas of its namespace do not keep a job from starting on one of `node_pools`.
 
         They have room for all its base workers, or would have it without extra workers that are lent in the namespace.
         These are reclaimed, and the job waits for that, once the GPUs are there: until then it waits for GPUs.
@@ -117,11 +121,11 @@ class Admission:
         if not namespaces.is_closed(job) and namespaces.fits(job, workers):
             return True
         lent = self._lent_that_keeps_out(job)
-        if lent is not None and not self._starting.gets_gpus(job, sites):
+        if lent is not None and not self._starting.gets_gpus(job, node_pools):
             return True
         if lent is not None:
             self._tick.reclaims.ask_back(self._tick.capacity, lent)
-            self._tick.hold_quota(job, sites[0])
+            self._tick.hold_quota(job, node_pools[0])
         if namespaces.could_ever_fit(job, workers):
             namespaces.wait(job)
         return False
@@ -194,7 +198,7 @@ class Admission:
             given[holder.terms.queue] += holder.claim.gpus
         return found, later
 
-    def _wished_sites(
+    def _wished_node_pools(
         self, gpu_type: str | None, constraints: Constraints, gpus: int, workers: int, wished: str | None
     ) -> list[NodePool]:
         """Return the same, and of them only those of the type that the policy wishes, if there are any.
@@ -202,8 +206,10 @@ class Admission:
         Many jobs wait that are alike, so they are looked up once.
         """
         kind = gpu_type, constraints, gpus, workers, wished
-        sites = self._known_sites.get(kind)
-        if sites is None:
-            sites = self._tick.places.large_enough(gpu_type, constraints, gpus, workers)
-            sites = self._known_sites[kind] = [site for site in sites if site.gpu_type == wished] or sites
-        return sites
+        node_pools = self._known_node_pools.get(kind)
+        if node_pools is None:
+            node_pools = self._tick.places.large_enough(gpu_type, constraints, gpus, workers)
+            node_pools = self._known_node_pools[kind] = [
+                node_pool for node_pool in node_pools if node_pool.gpu_type == wished
+            ] or node_pools
+        return node_pools

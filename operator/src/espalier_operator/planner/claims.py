@@ -43,7 +43,7 @@ class Claims:
             tick.reclaims.leave_node(tick.capacity, node, lost, by=departures.get(node))
         left = {node for node, _ in tick.capacity.overdrawn() if node in departures}
         if left:
-            there = (job for job in tick.preemptible if left.intersection(tick.census.bound[job.key].values()))
+            there = (job for job in tick.preemptible if left.intersection(tick.worker_index.bound[job.key].values()))
             moves = [job for job in there if job.stopping is None and job.key not in self._record.touched]
             tick.stop(moves, Reason.NODE_DEPARTING)
 
@@ -53,11 +53,11 @@ class Claims:
         A job whose leader is in its last evaluation, or past it, does not wait again for those that it has lost: it
         ends soon, and needs only its leader.
         """
-        places, bound = self._tick.places, self._tick.census.bound
+        places, bound = self._tick.places, self._tick.worker_index.bound
         for job in places.choosiest_first(self._tick.running):
             if self._record.is_stopped(job):
                 continue
-            wants = job.terms.min_replicas - len(self._tick.census.gated[job.key])
+            wants = job.terms.min_replicas - len(self._tick.worker_index.gated[job.key])
             if len(bound[job.key]) >= wants and job.key not in places.moved:
                 self._doubt(job)
                 continue
@@ -92,39 +92,41 @@ class Claims:
 
     def _may_return(self, job: JobFacts) -> bool:
         """Return whether a node that has just lost GPUs would have room for a worker of a job if they returned."""
-        site, gpus, capacity = self._tick.places.site(job), job.terms.gpus_per_worker, self._tick.capacity
+        node_pool, gpus, capacity = self._tick.places.node_pool(job), job.terms.gpus_per_worker, self._tick.capacity
         dips = (
-            (node, ResourceVector(lost, ())) for node, lost in self._tick.dips.items() if capacity.is_in(site, node)
+            (node, ResourceVector(lost, ()))
+            for node, lost in self._tick.dips.items()
+            if capacity.is_in(node_pool, node)
         )
-        return any(capacity.fits_with(node, site, gpus, lost) for node, lost in dips)
+        return any(capacity.fits_with(node, node_pool, gpus, lost) for node, lost in dips)
 
     def _serve_others(self) -> None:
         """Reclaim GPUs for pods of others, where kube-scheduler could bind them."""
         hopeless: set[tuple[str | None, int, Constraints, int]] = set()
         looks = _MOST_LOOKS
-        for foreign in self._tick.census.foreign:
+        for foreign in self._tick.worker_index.foreign:
             kind = (foreign.gpu_type, foreign.gpus, foreign.constraints, foreign.barred_nodes)
             if kind in hopeless or foreign.barred_nodes > looks:
                 continue
             looks -= foreign.barred_nodes
-            sites = self._tick.places.sites(foreign.gpu_type, foreign.constraints)
+            node_pools = self._tick.places.node_pools(foreign.gpu_type, foreign.constraints)
             if foreign.barred_nodes:
-                supply = self._tick.pool.obtain_beside(sites, foreign.gpus, foreign.barred_nodes)
+                supply = self._tick.pool.obtain_beside(node_pools, foreign.gpus, foreign.barred_nodes)
             else:
-                supply = self._tick.pool.obtain(sites, foreign.gpus)
+                supply = self._tick.pool.obtain(node_pools, foreign.gpus)
             if supply is Supply.NEVER:
                 hopeless.add(kind)
 
     def _claim(self, job: JobFacts) -> Supply:
         """Keep GPUs for base workers of a running job that are not bound; return when the last of them has its own."""
         places, gpus = self._tick.places, job.terms.gpus_per_worker
-        site, pinned, gated = places.site(job), places.pinned[job.key], self._tick.census.gated[job.key]
+        node_pool, pinned, gated = places.node_pool(job), places.pinned[job.key], self._tick.worker_index.gated[job.key]
         supply = min((supply for supply, _ in pinned.values()), default=Supply.NOW)
         for index in job.base_indexes:
-            if index in self._tick.census.bound[job.key] or index in pinned or index in gated:
+            if index in self._tick.worker_index.bound[job.key] or index in pinned or index in gated:
                 continue
             mark, supplied = self._tick.capacity.mark(), Supply.NEVER
-            for (preferred,) in places.levels(job, [site.gpu_type]):
+            for (preferred,) in places.levels(job, [node_pool.gpu_type]):
                 kept = self._tick.capacity.hold_at(preferred, places.chosen_before(job, index), gpus)
                 supplied = kept or self._tick.pool.obtain([preferred], gpus, places.near(job))
                 if supplied is not Supply.NEVER:
@@ -132,7 +134,7 @@ class Claims:
                     break
             else:
                 if self._tick.avoidance.barred_until(job) is not None:  # it is not made before one is tried again
-                    supplied = self._tick.pool.obtain([site], gpus, places.near(job))
+                    supplied = self._tick.pool.obtain([node_pool], gpus, places.near(job))
                     self._barred.add(job.key)
             supply = min(supply, supplied)
             if supply is Supply.NEVER:
@@ -141,10 +143,12 @@ class Claims:
 
     def _give_up(self, job: JobFacts) -> Requeue:
         """Let a job wait again whose workers have lost their GPUs."""
-        site = self._tick.places.site(job)
-        if job.trained or not any(self._tick.capacity.is_in(site, node) for node in self._tick.census.rivals):
+        node_pool = self._tick.places.node_pool(job)
+        if job.trained or not any(
+            self._tick.capacity.is_in(node_pool, node) for node in self._tick.worker_index.rivals
+        ):
             # Not so where those that find none had scheduling gates, or others were faster.
-            had_any = job.trained or self._tick.census.has_lost_base(job.key, job.base_indexes)
+            had_any = job.trained or self._tick.worker_index.has_lost_base(job.key, job.base_indexes)
             return Requeue(job=job.key, reason=Reason.GPU_LOST if had_any else Reason.NO_FREE_GPU)
         message = "workers of another Espalier took GPUs of the nodes that were chosen for it"
         return self._outrun(job, Reason.GPU_LOST, message)

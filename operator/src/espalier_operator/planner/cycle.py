@@ -30,12 +30,12 @@ class PlanningCycle:
     def __init__(self, snapshot: Snapshot, policy: Policy, now: float) -> None:
         self.now, self.rules = now, snapshot.rules
         self.record = record = PlanBuilder(now)
-        self.census = census = WorkerIndex(snapshot.workers)
+        self.worker_index = worker_index = WorkerIndex(snapshot.workers)
         promises = {promise.job: promise for promise in snapshot.promises}
         self.ledger = QueueUsage(snapshot.queues, snapshot.held_claims())
-        self.settling = settling = JobLimits(record, self.ledger, self.rules, now)
-        unfinished = [settling.within_limits(job) for job in snapshot.jobs if not job.finished]
-        open_jobs = [job for job in unfinished if not settling.ends(job)]
+        self.job_limits = job_limits = JobLimits(record, self.ledger, self.rules, now)
+        unfinished = [job_limits.within_limits(job) for job in snapshot.jobs if not job.finished]
+        open_jobs = [job for job in unfinished if not job_limits.ends(job)]
         # One that goes back to the queue in this tick keeps what the policy remembers of it.
         over = {action.job for action in record.actions if not isinstance(action, Requeue | Stop)}
         self.decision = decided(policy, snapshot, [job for job in unfinished if job.key not in over], now)
@@ -52,18 +52,20 @@ class PlanningCycle:
             key=lambda job: (job.terms.priority, -(job.admitted_at or 0.0), job.key),
         )
         kept = {
-            job.key: settling.extra_kept(job, self.order, promises.get(job.key), len(census.extras[job.key]))
+            job.key: job_limits.extra_kept(job, self.order, promises.get(job.key), len(worker_index.extras[job.key]))
             for job in self.running
         }
-        leaving = self._leaving(snapshot, census.extras, kept)
+        leaving = self._leaving(snapshot, worker_index.extras, kept)
         self.avoidance = Avoidance(snapshot, record, now)
-        asked = {job.terms.constraints for job in snapshot.jobs} | {worker.constraints for worker in census.foreign}
+        asked = {job.terms.constraints for job in snapshot.jobs} | {
+            worker.constraints for worker in worker_index.foreign
+        }
         asked |= self.avoidance.asked
-        others = [*census.foreign, *(worker for worker in census.unbound if worker.is_rival)]
+        others = [*worker_index.foreign, *(worker for worker in worker_index.unbound if worker.is_rival)]
         self.capacity = Capacity(
             snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs, snapshot.rules.rack_label, others
         )
-        self.places = WorkerPlacer(self.capacity, census, snapshot.placements, self.avoidance)
+        self.places = WorkerPlacer(self.capacity, worker_index, snapshot.placements, self.avoidance)
         for job in snapshot.jobs:
             if job.stopping is not None and job.admitted_at is not None and not job.finished:
                 self.ledger.give_back(job.claim, job.gpu_type or "")
@@ -71,14 +73,14 @@ class PlanningCycle:
         # Includes jobs that end in this tick: their workers may be binding at this moment.
         for job in self.places.choosiest_first(job for job in snapshot.jobs if job.extra):
             self.places.hold_promised(job, promises.get(job.key), kept.get(job.key, 0), now)
-        self.reclaims = ReclaimQueue(self.running, census.extras, leaving, self.order, now)
+        self.reclaims = ReclaimQueue(self.running, worker_index.extras, leaving, self.order, now)
         self.namespaces = NamespaceLedger(snapshot.namespace_limits, snapshot.jobs, snapshot.workers, leaving, kept)
         self.pool = Pool(self.capacity, self.reclaims)
         self.reservations = Reservations(
-            self.capacity, snapshot.rules.reservations, self._running_until, self.reclaims.loans
+            self.capacity, snapshot.rules.reservations, self._running_until, self.reclaims.extra_workers
         )
         for job in self.running:
-            if self.order.is_elsewhere(job) and self.places.site_on(job, self.order.gpu_type(job) or "") is None:
+            if self.order.is_elsewhere(job) and self.places.node_pool_on(job, self.order.gpu_type(job) or "") is None:
                 self.order.let_stay(job)
         self.preemption = BasePreemption(
             running=self._yielding() if self.order.preempts else (),
@@ -96,7 +98,7 @@ class PlanningCycle:
             pool=self.pool,
             ledger=self.ledger,
             is_busy=self.is_busy,
-            site_on=self.places.site_on,
+            node_pool_on=self.places.node_pool_on,
             kept=self._relied_on,
         )
         self.departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
@@ -133,7 +135,7 @@ class PlanningCycle:
     ) -> set[str]:
         """Return the workers whose GPUs become free without another action; `kept` are the extra workers that stay."""
         leaving = set()
-        for worker in self.census.terminating:
+        for worker in self.worker_index.terminating:
             begin, end = worker.leaves_between()
             if begin <= self.now < end:
                 leaving.add(worker.name)
@@ -141,7 +143,7 @@ class PlanningCycle:
                 if self.now < time < math.inf:
                     self.record.wake(time)
         stays = {job.key for job in self.running if job.stopping is None}
-        over = ({job.key for job in snapshot.jobs} - stays) & self.census.holders
+        over = ({job.key for job in snapshot.jobs} - stays) & self.worker_index.holders
         if over:
             ending = (worker for worker in snapshot.workers if worker.job in over)
             leaving |= {worker.name for worker in ending if worker.state is not WorkerState.TERMINATING}
@@ -187,20 +189,22 @@ class PlanningCycle:
             self.record.wake(self.now + grace)
 
     def allowed(
-        self, job: JobFacts, sites: Iterable[NodePool], *, borrowing: bool, is_first: bool = False
+        self, job: JobFacts, node_pools: Iterable[NodePool], *, borrowing: bool, is_first: bool = False
     ) -> list[NodePool]:
-        """Return those of `sites` on whose GPUs the job's queue may run it."""
+        """Return those of `node_pools` on whose GPUs the job's queue may run it."""
         if not self.ledger.limits:
-            return [*sites]
+            return [*node_pools]
         claim = job.claim
         return [
-            site for site in sites if self.ledger.allows(claim, site.gpu_type, borrowing=borrowing, is_first=is_first)
+            node_pool
+            for node_pool in node_pools
+            if self.ledger.allows(claim, node_pool.gpu_type, borrowing=borrowing, is_first=is_first)
         ]
 
-    def hold_quota(self, job: JobFacts, site: NodePool, *, sign: int = 1) -> None:
-        """Count what a job was granted, or is to have, on `site`: for its queue, and for its namespace.
+    def hold_quota(self, job: JobFacts, node_pool: NodePool, *, sign: int = 1) -> None:
+        """Count what a job was granted, or is to have, on `node_pool`: for its queue, and for its namespace.
 
         With a `sign` of -1 it is counted no more.
         """
-        self.ledger.hold(job.claim, site.gpu_type, sign=sign)
+        self.ledger.hold(job.claim, node_pool.gpu_type, sign=sign)
         self.namespaces.hold(job, sign * job.terms.min_replicas)

@@ -77,24 +77,24 @@ class Lending:
         For a job that was granted some in this tick nothing is reclaimed: it would arrive during the job's cooldown.
         """
         levels = self._tick.places.levels(job, [job.gpu_type or ""])
-        found = (self._supply_on(site, job, extra, granted) for (site,) in levels)
+        found = (self._supply_on(node_pool, job, extra, granted) for (node_pool,) in levels)
         return next(filter(None, found), Supply.NEVER)
 
-    def _supply_on(self, site: NodePool, job: JobFacts, extra: int, granted: Container[str]) -> Supply:
+    def _supply_on(self, node_pool: NodePool, job: JobFacts, extra: int, granted: Container[str]) -> Supply:
         places, gpus = self._tick.places, job.terms.gpus_per_worker
-        if self._tick.reclaims.is_vain(site, gpus):
+        if self._tick.reclaims.is_vain(node_pool, gpus):
             return Supply.NEVER
         near = places.near(job)
         wished = self._tick.order.wished_nodes(job) if job.pinned else ()
-        if wished and any(self._tick.capacity.take_at(site, node, gpus) for node in places.wished(job, wished)):
+        if wished and any(self._tick.capacity.take_at(node_pool, node, gpus) for node in places.wished(job, wished)):
             return Supply.NOW
         if job.key in granted and job.terms.cooldown_seconds > 0:
-            return Supply.NOW if self._tick.pool.take(site, gpus, near) else Supply.NEVER
+            return Supply.NOW if self._tick.pool.take(node_pool, gpus, near) else Supply.NEVER
 
         def spared(holder: JobFacts) -> bool:
             # A job that must give back in this tick is interrupted anyway: asking it for less would save nothing.
-            quiet = self._tick.settling.is_quiet(holder, falls=self._tick.reclaims.is_asked(holder.key))
+            quiet = self._tick.job_limits.is_quiet(holder, falls=self._tick.reclaims.is_asked(holder.key))
             return quiet or holder.key in granted or holder.key == job.key
 
         may_take = self._tick.order.may_take(job, extra)
-        return self._tick.pool.await_one(site, gpus, may_take=may_take, spared=spared, near=near)
+        return self._tick.pool.await_one(node_pool, gpus, may_take=may_take, spared=spared, near=near)

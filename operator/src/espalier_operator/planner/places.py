@@ -75,11 +75,11 @@ class WorkerPlacer:
     """The nodes of one tick's workers."""
 
     def __init__(
-        self, capacity: Capacity, census: WorkerIndex, prior: Mapping[str, Placement], avoidance: Avoidance
+        self, capacity: Capacity, worker_index: WorkerIndex, prior: Mapping[str, Placement], avoidance: Avoidance
     ) -> None:
         """`prior` is what the last plan chose for workers that may not be there yet."""
-        self._capacity, self._census, self._prior, self._avoidance = capacity, census, prior, avoidance
-        self._sites: dict[str, NodePool] = {}
+        self._capacity, self._worker_index, self._prior, self._avoidance = capacity, worker_index, prior, avoidance
+        self._node_pools: dict[str, NodePool] = {}
         """By admitted job: where its workers may run."""
         self._nodes: dict[str, set[str]] = {}
         """By job: where its workers are, or will be."""
@@ -100,10 +100,10 @@ class WorkerPlacer:
         another one is bound as soon as pods that terminate there leave room for it; what our jobs are only asked to
         give back, it does not count on.
         """
-        machines = {node.name: node for node in nodes} if self._census.rivals else {}
-        ending = self._census.ending(leaving) if self._census.rivals else Counter[str | None]()
+        machines = {node.name: node for node in nodes} if self._worker_index.rivals else {}
+        ending = self._worker_index.ending(leaving) if self._worker_index.rivals else Counter[str | None]()
         known = {job.key: job for job in jobs}
-        for worker in sorted(self._census.unbound, key=lambda worker: worker.is_rival):
+        for worker in sorted(self._worker_index.unbound, key=lambda worker: worker.is_rival):
             job = known.get(worker.job or "")
             if job is None:
                 chosen = machines.get(worker.pinned_to or "")
@@ -113,58 +113,58 @@ class WorkerPlacer:
                         ending[chosen.name] -= worker.gpus
                 continue
             stays = worker.name not in leaving
-            supply = self._capacity.hold_at(self.site(job), worker.pinned_to, worker.gpus, stays=stays)
+            supply = self._capacity.hold_at(self.node_pool(job), worker.pinned_to, worker.gpus, stays=stays)
             if supply is Supply.NEVER or worker.pinned_to is None:
                 self.moved[job.key].append(worker)
             elif worker.role is WorkerRole.BASE:
                 self.pinned[job.key][worker.index] = supply, worker.pinned_to
             else:
-                own = self._census.extras[job.key]
+                own = self._worker_index.extras[job.key]
                 own[own.index(worker)] = replace(worker, node=worker.pinned_to)
 
     def hold_promised(self, job: JobFacts, promise: Promise | None, kept: int, now: float) -> None:
         """Keep GPUs for extra workers that a job was granted and that are not seen; count them among its own."""
-        own = self._census.extras[job.key]
+        own = self._worker_index.extras[job.key]
         chosen = _less(self._prior.get(job.key, NOWHERE).extra, (worker.node for worker in own))
         promised = hold_promised(self._capacity, job, promise, own, kept, now, chosen)
         self.extra_nodes[job.key] += [worker.node if job.pinned else None for worker in promised]
         own += promised
 
-    def site(self, job: JobFacts) -> NodePool:
+    def node_pool(self, job: JobFacts) -> NodePool:
         """Return where the workers of an admitted job may run."""
-        known = self._sites.get(job.key)
+        known = self._node_pools.get(job.key)
         if known is None:
-            known = self._sites[job.key] = self._capacity.site(job.gpu_type or "", job.terms.constraints)
+            known = self._node_pools[job.key] = self._capacity.node_pool(job.gpu_type or "", job.terms.constraints)
         return known
 
     def levels(self, job: JobFacts, gpu_types: Iterable[str]) -> Iterator[list[NodePool]]:
-        """Yield where new workers of a job may run, by type of GPU: the sites that it prefers, and then others."""
+        """Yield where new workers of a job may run, by type of GPU: the node pools that it prefers, and then others."""
         for constraints in self._avoidance.levels(job):
-            yield [self._capacity.site(gpu_type, constraints) for gpu_type in gpu_types]
+            yield [self._capacity.node_pool(gpu_type, constraints) for gpu_type in gpu_types]
 
-    def site_on(self, job: JobFacts, gpu_type: str) -> NodePool | None:
+    def node_pool_on(self, job: JobFacts, gpu_type: str) -> NodePool | None:
         """Return where a running job may run on another type of GPU, whatever its quota."""
         terms = job.terms
         if terms.gpu_type not in (None, gpu_type):
             return None
-        sites = self.large_enough(gpu_type, terms.constraints, terms.gpus_per_worker, terms.min_replicas)
-        return next(iter(sites), None)
+        node_pools = self.large_enough(gpu_type, terms.constraints, terms.gpus_per_worker, terms.min_replicas)
+        return next(iter(node_pools), None)
 
-    def sites(self, gpu_type: str | None, constraints: Constraints | None) -> list[NodePool]:
+    def node_pools(self, gpu_type: str | None, constraints: Constraints | None) -> list[NodePool]:
         """Return where a pod may run that may wait for `gpu_type` alone, or for any; by type."""
         types = self._capacity.gpu_types if gpu_type is None else [gpu_type]
-        return [site for name in types if (site := self._capacity.site(name, constraints)).groups]
+        return [node_pool for name in types if (node_pool := self._capacity.node_pool(name, constraints)).groups]
 
     def large_enough(
         self, gpu_type: str | None, constraints: Constraints | None, gpus: int, workers: int
     ) -> list[NodePool]:
-        """Return the sites where `workers` of `gpus` each would fit if nobody else ran there."""
-        sites = self.sites(gpu_type, constraints)
-        return [site for site in sites if self._capacity.could_ever_hold(site, gpus, workers)]
+        """Return the node pools where `workers` of `gpus` each would fit if nobody else ran there."""
+        node_pools = self.node_pools(gpu_type, constraints)
+        return [node_pool for node_pool in node_pools if self._capacity.could_ever_hold(node_pool, gpus, workers)]
 
     def choosiest_first(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
         """Return `jobs` ordered by how few nodes admit them: GPUs are not kept for others where they need them."""
-        return sorted(jobs, key=lambda job: len(self.site(job).groups))
+        return sorted(jobs, key=lambda job: len(self.node_pool(job).groups))
 
     def chosen_before(self, job: JobFacts, index: int) -> str | None:
         """Return the node that the last plan chose for a base worker."""
@@ -178,23 +178,27 @@ class WorkerPlacer:
         """Return the nodes to which further workers of an admitted job should be close."""
         known = self._nodes.get(job.key)
         if known is None:
-            extra = [worker.node for worker in self._census.extras[job.key]]
-            nodes = {*self._census.bound[job.key].values(), *self.base_nodes[job.key].values(), *extra}
+            extra = [worker.node for worker in self._worker_index.extras[job.key]]
+            nodes = {*self._worker_index.bound[job.key].values(), *self.base_nodes[job.key].values(), *extra}
             known = self._nodes[job.key] = {node for node in nodes if node is not None}
         return known
 
     def wished(self, job: JobFacts, nodes: Sequence[str]) -> list[str]:
         """Return those of the `nodes` wished for a running job where it has no worker, one for each."""
-        extra = (worker.node for worker in self._census.extras[job.key])
+        extra = (worker.node for worker in self._worker_index.extras[job.key])
         held = [*self.base_holding(job).nodes, *filter(None, extra), *self.lent_nodes[job.key]]
         return _less(nodes, held)
 
     def base_holding(self, job: JobFacts) -> HeldGpus:
         """Return what the base workers of a running job hold."""
         waiting = (node for _, node in self.pinned[job.key].values())
-        nodes = [*self._census.bound[job.key].values(), *waiting, *filter(None, self.base_nodes[job.key].values())]
-        goods = ResourceVector(job.terms.gpus_per_worker, job.terms.constraints.requests)
-        return HeldGpus(job.gpu_type or "", nodes, goods)
+        nodes = [
+            *self._worker_index.bound[job.key].values(),
+            *waiting,
+            *filter(None, self.base_nodes[job.key].values()),
+        ]
+        resources = ResourceVector(job.terms.gpus_per_worker, job.terms.constraints.requests)
+        return HeldGpus(job.gpu_type or "", nodes, resources)
 
     def chosen(self) -> dict[str, Placement]:
         """Return by job the nodes of its workers that are to be made, or made again."""

@@ -26,47 +26,47 @@ class Pool:
         """Ask back nothing that was asked since `mark`."""
         self._reclaims.undo(mark)
 
-    def take(self, site: NodePool, gpus: int, near: Collection[str] = ()) -> bool:
+    def take(self, node_pool: NodePool, gpus: int, near: Collection[str] = ()) -> bool:
         """Hand out `gpus` of one node at once, close to the nodes `near`."""
-        return gpus == 0 or self._capacity.take(site, gpus, near) is not None
+        return gpus == 0 or self._capacity.take(node_pool, gpus, near) is not None
 
-    def take_gang(self, site: NodePool, gpus: int, workers: int) -> bool:
+    def take_gang(self, node_pool: NodePool, gpus: int, workers: int) -> bool:
         """Hand out `gpus` for each of `workers` at once, or nothing."""
-        return gpus == 0 or self._capacity.take_gang(site, gpus, workers)
+        return gpus == 0 or self._capacity.take_gang(node_pool, gpus, workers)
 
-    def take_gang_at(self, site: NodePool, gpus: int, nodes: Sequence[str]) -> bool:
+    def take_gang_at(self, node_pool: NodePool, gpus: int, nodes: Sequence[str]) -> bool:
         """Hand out `gpus` (> 0) of each of `nodes` at once, one of them as often as it is named, or nothing."""
         mark = self._capacity.mark()
-        if all(self._capacity.take_at(site, node, gpus) for node in nodes):
+        if all(self._capacity.take_at(node_pool, node, gpus) for node in nodes):
             return True
         self._capacity.undo(mark)
         return False
 
-    def has_gang(self, site: NodePool, gpus: int, workers: int) -> bool:
-        """Return whether `take_gang` would hand out, on a site for workers that need nothing but GPUs."""
-        return gpus == 0 or self._capacity.has_gang(site, gpus, workers)
+    def has_gang(self, node_pool: NodePool, gpus: int, workers: int) -> bool:
+        """Return whether `take_gang` would hand out, on a node pool for workers that need nothing but GPUs."""
+        return gpus == 0 or self._capacity.has_gang(node_pool, gpus, workers)
 
-    def obtain(self, sites: Sequence[NodePool], gpus: int, near: Collection[str] = ()) -> Supply:
-        """Keep `gpus` of one node of the first possible site; where none are to come, ask for lent ones."""
-        kept = (self._keep(site, gpus, near) for site in sites)
-        covered = (self._reclaims.cover(self._capacity, site, gpus) for site in sites)
+    def obtain(self, node_pools: Sequence[NodePool], gpus: int, near: Collection[str] = ()) -> Supply:
+        """Keep `gpus` of one node of the first possible node pool; where none are to come, ask for lent ones."""
+        kept = (self._keep(node_pool, gpus, near) for node_pool in node_pools)
+        covered = (self._reclaims.cover(self._capacity, node_pool, gpus) for node_pool in node_pools)
         return next(filter(None, chain(kept, covered)), Supply.NEVER)
 
-    def obtain_beside(self, sites: Sequence[NodePool], gpus: int, barred: int) -> Supply:
+    def obtain_beside(self, node_pools: Sequence[NodePool], gpus: int, barred: int) -> Supply:
         """Do so for a pod that kube-scheduler keeps from `barred` nodes with GPUs for it, which are not known.
 
         If no more than that have them, those are the nodes: nothing is kept there, and lent GPUs are asked for
         elsewhere. If more have them, kube-scheduler has not looked at some yet: GPUs of one node more are kept until
         it has, so the right ones are among them.
         """
-        free = self._capacity.close_off(sites, gpus, barred + 1)
-        supply = self.obtain(sites, gpus) if len(free) <= barred else Supply.NOW
+        free = self._capacity.close_off(node_pools, gpus, barred + 1)
+        supply = self.obtain(node_pools, gpus) if len(free) <= barred else Supply.NOW
         self._capacity.reopen(free)
-        for site, node in free if len(free) > barred else ():
-            self._capacity.reserve(node, gpus, site.requests)
+        for node_pool, node in free if len(free) > barred else ():
+            self._capacity.reserve(node, gpus, node_pool.requests)
         return supply
 
-    def await_gang(self, site: NodePool, gpus: int, workers: int) -> Supply:
+    def await_gang(self, node_pool: NodePool, gpus: int, workers: int) -> Supply:
         """Keep `gpus` for each of `workers`, asking for lent ones; or nothing at all where that is too few.
 
         The answer is that of the worker who is served last.
@@ -74,9 +74,9 @@ class Pool:
         capacity_mark, reclaims_mark = self._capacity.mark(), self._reclaims.mark()
         supply = Supply.NOW
         while gpus > 0 and workers > 0:
-            kept = self._capacity.keep_some(site, gpus, workers)
+            kept = self._capacity.keep_some(node_pool, gpus, workers)
             if kept is None:
-                kept = self._reclaims.cover_some(self._capacity, site, gpus, workers)
+                kept = self._reclaims.cover_some(self._capacity, node_pool, gpus, workers)
             supply, workers = min(supply, kept[0]), workers - kept[1]
             if supply is Supply.NEVER:
                 self._capacity.undo(capacity_mark)
@@ -84,30 +84,32 @@ class Pool:
                 break
         return supply
 
-    def would_await_gang(self, site: NodePool, gpus: int, workers: int) -> Supply:
+    def would_await_gang(self, node_pool: NodePool, gpus: int, workers: int) -> Supply:
         """Return what `await_gang` would."""
         capacity_mark, reclaims_mark = self._capacity.mark(), self._reclaims.mark()
-        supply = self.await_gang(site, gpus, workers)
+        supply = self.await_gang(node_pool, gpus, workers)
         self._capacity.undo(capacity_mark)
         self._reclaims.undo(reclaims_mark)
         return supply
 
     def await_one(
         self,
-        site: NodePool,
+        node_pool: NodePool,
         gpus: int,
         may_take: Callable[[JobFacts, int], bool] | None = None,
         spared: Callable[[JobFacts], bool] | None = None,
         near: Collection[str] = (),
     ) -> Supply:
         """Keep `gpus` of one node that are free or given back, or reclaim lent ones as `ReclaimQueue.cover` may."""
-        return self._keep(site, gpus, near) or self._reclaims.cover(self._capacity, site, gpus, may_take, spared)
+        return self._keep(node_pool, gpus, near) or self._reclaims.cover(
+            self._capacity, node_pool, gpus, may_take, spared
+        )
 
-    def _keep(self, site: NodePool, gpus: int, near: Collection[str] = ()) -> Supply:
+    def _keep(self, node_pool: NodePool, gpus: int, near: Collection[str] = ()) -> Supply:
         """Keep `gpus` of one node that are free, close to the nodes `near`, or given back."""
-        if self.take(site, gpus, near):
+        if self.take(node_pool, gpus, near):
             return Supply.NOW
-        return Supply.NEVER if self._capacity.set_aside(site, gpus) is None else Supply.LATER
+        return Supply.NEVER if self._capacity.set_aside(node_pool, gpus) is None else Supply.LATER
 
 
 def hold_promised(
@@ -130,11 +132,15 @@ def hold_promised(
     due = job.extra if promise is not None and now < promise.expires_at else len(seen)
     unbound = [index for index in range(job.extra) if index not in bound][: max(0, due - len(bound))]
     promised = []
-    site, gpus, before = capacity.site(job.gpu_type or "", job.terms.constraints), job.terms.gpus_per_worker, [*chosen]
+    node_pool, gpus, before = (
+        capacity.node_pool(job.gpu_type or "", job.terms.constraints),
+        job.terms.gpus_per_worker,
+        [*chosen],
+    )
     for index in unbound:
         node = before.pop() if before and index < kept else None
-        if capacity.hold_at(site, node, gpus) is Supply.NEVER:
-            node = capacity.hold(site, gpus) if index < kept else capacity.occupy(site, gpus)
+        if capacity.hold_at(node_pool, node, gpus) is Supply.NEVER:
+            node = capacity.hold(node_pool, gpus) if index < kept else capacity.occupy(node_pool, gpus)
         if node is not None and index < kept:
             promised.append(
                 Worker(

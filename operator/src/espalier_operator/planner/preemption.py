@@ -45,33 +45,33 @@ class BasePreemption:
     """Called with the time from which on a job may yield that may not yet."""
     exchanging: Set[str] = frozenset()
     """Jobs that change places (`moves`): they yield as if each were on the type of its share."""
-    _vain: set[tuple[NodePool, int, int]] = field(default_factory=set)
+    _failed_placements: set[tuple[NodePool, int, int]] = field(default_factory=set)
     """Gangs for which nobody could make room: nor can anybody for the same gang of a later job."""
 
     def make_room(
-        self, taker: JobFacts, sites: Iterable[NodePool], kept: Set[str], is_busy: Callable[[JobFacts], bool]
+        self, taker: JobFacts, node_pools: Iterable[NodePool], kept: Set[str], is_busy: Callable[[JobFacts], bool]
     ) -> tuple[NodePool, list[JobFacts]] | None:
-        """Reserve room for all base workers of `taker` on the first possible site; return it, and who must yield.
+        """Reserve room for all base workers of `taker` on the first possible node pool; return it, and who must yield.
 
         On the nodes `kept` nobody yields, nor does a job that is busy.
         """
         gpus, workers = taker.terms.gpus_per_worker, taker.terms.min_replicas
-        for site in sites:
-            if (site, gpus, workers) in self._vain:
+        for node_pool in node_pools:
+            if (node_pool, gpus, workers) in self._failed_placements:
                 continue
-            yielding = [each for each in self._candidates(taker, is_busy) if self._helps(each, site, kept)]
-            count = self._fewest(taker, site, yielding)
+            yielding = [each for each in self._candidates(taker, is_busy) if self._helps(each, node_pool, kept)]
+            count = self._fewest(taker, node_pool, yielding)
             if count is None:
-                self._vain.add((site, gpus, workers))
+                self._failed_placements.add((node_pool, gpus, workers))
                 continue
             chosen = yielding[:count]
             for each in reversed(chosen[:-1]):  # one that came before may be on other nodes, or too small
                 without = [other for other in chosen if other is not each]
-                if self._suffices(taker, site, without):
+                if self._suffices(taker, node_pool, without):
                     chosen = without
             self.release(chosen)
-            self.pool.await_gang(site, gpus, workers)
-            return site, chosen
+            self.pool.await_gang(node_pool, gpus, workers)
+            return node_pool, chosen
         return None
 
     def of_queue(
@@ -108,25 +108,25 @@ class BasePreemption:
             self.wake(spared_until)
         return self.now >= spared_until
 
-    def _helps(self, holder: JobFacts, site: NodePool, kept: Set[str]) -> bool:
+    def _helps(self, holder: JobFacts, node_pool: NodePool, kept: Set[str]) -> bool:
         nodes = self.holding(holder).nodes
-        on_site = any(self.capacity.is_in(site, node) for node in nodes)
-        return holder.gpu_type == site.gpu_type and on_site and kept.isdisjoint(nodes)
+        on_site = any(self.capacity.is_in(node_pool, node) for node in nodes)
+        return holder.gpu_type == node_pool.gpu_type and on_site and kept.isdisjoint(nodes)
 
-    def _fewest(self, taker: JobFacts, site: NodePool, yielding: Sequence[JobFacts]) -> int | None:
+    def _fewest(self, taker: JobFacts, node_pool: NodePool, yielding: Sequence[JobFacts]) -> int | None:
         """Return how many of `yielding` must yield, from the first on, by bisection; None where all are too few."""
         low, high = 0, len(yielding)
-        if not yielding or not self._suffices(taker, site, yielding):
+        if not yielding or not self._suffices(taker, node_pool, yielding):
             return None
         while low + 1 < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._suffices(taker, site, yielding[:middle]) else (middle, high)
+            low, high = (low, middle) if self._suffices(taker, node_pool, yielding[:middle]) else (middle, high)
         return high
 
-    def _suffices(self, taker: JobFacts, site: NodePool, yielding: Iterable[JobFacts]) -> bool:
+    def _suffices(self, taker: JobFacts, node_pool: NodePool, yielding: Iterable[JobFacts]) -> bool:
         mark = self.capacity.mark()
         self.release(yielding)
-        supply = self.pool.would_await_gang(site, taker.terms.gpus_per_worker, taker.terms.min_replicas)
+        supply = self.pool.would_await_gang(node_pool, taker.terms.gpus_per_worker, taker.terms.min_replicas)
         self.capacity.undo(mark)
         return supply is not Supply.NEVER
 
@@ -148,7 +148,7 @@ class GpuTypeMigrations:
     pool: Pool
     ledger: QueueUsage
     is_busy: Callable[[JobFacts], bool]
-    site_on: Callable[[JobFacts, str], NodePool | None]
+    node_pool_on: Callable[[JobFacts, str], NodePool | None]
     """Returns where a job may run on a type, whatever its quota; None: nowhere."""
     kept: Callable[[Sequence[JobFacts]], Set[str]]
     """Returns the nodes on which earlier jobs count that these jobs could delay: nobody there moves."""
@@ -169,8 +169,8 @@ class GpuTypeMigrations:
                 givers = fewer
         found = [*(job for job, _ in movers), *givers]
         self.preemption.release(found)
-        for job, site in movers:
-            self.pool.await_gang(site, job.terms.gpus_per_worker, job.terms.min_replicas)
+        for job, node_pool in movers:
+            self.pool.await_gang(node_pool, job.terms.gpus_per_worker, job.terms.min_replicas)
         return found
 
     def exchanging(self) -> frozenset[str]:
@@ -184,9 +184,9 @@ class GpuTypeMigrations:
 
     def keep(self, job: JobFacts) -> None:
         """Keep GPUs and quota of its next type for a job that is saving its checkpoint to move there."""
-        site = self.site_on(job, self.order.gpu_type(job) or "")
-        if site is not None and self.ledger.hold_later(job.claim, site.gpu_type):
-            self.pool.await_gang(site, job.terms.gpus_per_worker, job.terms.min_replicas)
+        node_pool = self.node_pool_on(job, self.order.gpu_type(job) or "")
+        if node_pool is not None and self.ledger.hold_later(job.claim, node_pool.gpu_type):
+            self.pool.await_gang(node_pool, job.terms.gpus_per_worker, job.terms.min_replicas)
 
     def _fitting(self, movers: Sequence[_Move], givers: Sequence[JobFacts]) -> list[_Move]:
         """Return those of `movers` that fit where they would go, if all of them and `givers` gave up what they hold.
@@ -197,7 +197,7 @@ class GpuTypeMigrations:
         while rest:
             tried = [*found, *rest]
             while stuck := self._stuck(tried, givers):
-                tried = [(job, site) for job, site in tried if job.key not in stuck]
+                tried = [(job, node_pool) for job, node_pool in tried if job.key not in stuck]
             fitting = {job.key for job, _ in tried}
             rest = [each for each in rest if each[0].key not in fitting] if len(tried) > len(found) else rest[1:]
             found = tried
@@ -208,9 +208,9 @@ class GpuTypeMigrations:
         found = []
         for job in self._able():
             wished = self.order.gpu_type(job)
-            site = None if wished is None or self.order.waits(job) else self.site_on(job, wished)
-            if site is not None:
-                found.append((job, site))
+            node_pool = None if wished is None or self.order.waits(job) else self.node_pool_on(job, wished)
+            if node_pool is not None:
+                found.append((job, node_pool))
         return found
 
     def _able(self) -> list[JobFacts]:
@@ -236,9 +236,9 @@ class GpuTypeMigrations:
         may_have = self.ledger.exchange((job.claim, job.gpu_type or "") for job in stopped)
         stuck = {
             job.key
-            for job, site in movers
-            if not may_have(job.claim, site.gpu_type)
-            or self.pool.await_gang(site, job.terms.gpus_per_worker, job.terms.min_replicas) is Supply.NEVER
+            for job, node_pool in movers
+            if not may_have(job.claim, node_pool.gpu_type)
+            or self.pool.await_gang(node_pool, job.terms.gpus_per_worker, job.terms.min_replicas) is Supply.NEVER
         }
         self.capacity.undo(mark)
         self.pool.undo(asked)

@@ -39,7 +39,7 @@ class Reservation:
 
     starts_by: float
     """When it starts at the latest."""
-    site: NodePool
+    node_pool: NodePool
     holding: HeldGpus
     """What it holds then."""
     kept: dict[str, ResourceVector] = field(default_factory=dict)
@@ -53,11 +53,11 @@ class Reservation:
 
 
 class _GangForecast:
-    """What a site has for a gang once all that is lent has been reclaimed, and jobs end one after the other."""
+    """What a node pool has for a gang once all that is lent has been reclaimed, and jobs end one after the other."""
 
-    def __init__(self, capacity: Capacity, site: NodePool, gpus: int, more: Mapping[str, ResourceVector]) -> None:
+    def __init__(self, capacity: Capacity, node_pool: NodePool, gpus: int, more: Mapping[str, ResourceVector]) -> None:
         """Begin with what the capacity has for later, and `more` on some nodes."""
-        self._open, self._requests, self._gpus, self._more = capacity.opening(site), site.requests, gpus, more
+        self._open, self._requests, self._gpus, self._more = capacity.opening(node_pool), node_pool.requests, gpus, more
         self._has: dict[str, int] = {}
         """By node: GPUs."""
         self._left: dict[str, dict[str, int]] = {}
@@ -66,13 +66,13 @@ class _GangForecast:
         self.workers = 0
         """How many there is room for."""
         self._ended: list[HeldGpus] = []
-        having = (node for node, goods in more.items() if goods.gpus > 0)
-        for node in {*capacity.nodes_with_hopes(site), *having}:
+        having = (node for node, resources in more.items() if resources.gpus > 0)
+        for node in {*capacity.nodes_with_hopes(node_pool), *having}:
             if self._begin(node):
                 self._count(node)
 
     @property
-    def rooms(self) -> list[tuple[str, int]]:
+    def headroom(self) -> list[tuple[str, int]]:
         """The nodes in order of name, and for how many workers each has room."""
         return sorted(self._fitting.items())
 
@@ -97,7 +97,7 @@ class _GangForecast:
                     fitting[node] = fits
 
     def _begin(self, node: str) -> bool:
-        """Take in what a node has; return whether it is one of the site's."""
+        """Take in what a node has; return whether it is one of the node pool's."""
         found = self._open(node)
         if found is None:
             return False
@@ -124,14 +124,14 @@ class Reservations:
         capacity: Capacity,
         most: int,
         running: Callable[[], Iterable[tuple[float, HeldGpus]]],
-        loans: Callable[[], Mapping[str, ResourceVector]],
+        extra_workers: Callable[[], Mapping[str, ResourceVector]],
     ) -> None:
         """Make at most `most` reservations.
 
-        `running` returns until when at the latest jobs hold what; `loans` what can be reclaimed, by node. Both are
-        called only when a job must wait.
+        `running` returns until when at the latest jobs hold what; `extra_workers` what can be reclaimed, by node. Both
+        are called only when a job must wait.
         """
-        self._capacity, self._most, self._loans = capacity, most, loans
+        self._capacity, self._most, self._extra_workers = capacity, most, extra_workers
         self._running: Callable[[], Iterable[tuple[float, HeldGpus]]] | None = running
         self._ends: list[tuple[float, int, HeldGpus]] = []
         """What jobs give back, by time: the running ones once they are asked for, and those that were added.
@@ -141,8 +141,8 @@ class Reservations:
         self._added = 0
         self._made: list[Reservation] = []
         self._lifted: list[Reservation] = []
-        self._vain: dict[tuple[NodePool, int], int] = {}
-        """By site and GPUs of a worker: the smallest gang that could not get a reservation."""
+        self._failed_placements: dict[tuple[NodePool, int], int] = {}
+        """By node pool and GPUs of a worker: the smallest gang that could not get a reservation."""
 
     def kept_from(self, ends_by: float) -> tuple[int, ...]:
         """Return the numbers of the reservations that a job must not touch that runs until `ends_by`."""
@@ -161,10 +161,10 @@ class Reservations:
         """Keep again what was lifted; `started` is what a job took meanwhile that runs until `ends_by`."""
         if started is not None:
             for node, workers in started.counts.items() if self._lifted else ():
-                goods = started.each * workers
+                resources = started.each * workers
                 for each in self._lifted:
                     if node in each.kept:
-                        returned = each.kept[node].of_which(goods)
+                        returned = each.kept[node].of_which(resources)
                         each.kept[node] -= returned
                         each.expected[node] += returned
             self._add_end(ends_by, started)
@@ -192,7 +192,7 @@ class Reservations:
         self._ends = [each for each in self._endings() if each[2] is not reservation.holding]
 
     def reserve(
-        self, sites: Iterable[NodePool], gpus: int, workers: int, now: float, seconds: float
+        self, node_pools: Iterable[NodePool], gpus: int, workers: int, now: float, seconds: float
     ) -> Reservation | None:
         """Reserve `gpus` (> 0) for each of `workers` where they can start first, for as many seconds from then.
 
@@ -203,23 +203,27 @@ class Reservations:
             return None
         taken: dict[str, ResourceVector] = {}
         for each in self._made:
-            for node, goods in each.expected.items():
-                taken[node] = taken.get(node, NOTHING) + goods
-        more = dict(self._loans())
-        for node, goods in taken.items():
-            more[node] = more.get(node, NOTHING) - goods
-        starts = [(*found, site) for site in sites if (found := self._start(site, gpus, workers, now, more))]
+            for node, resources in each.expected.items():
+                taken[node] = taken.get(node, NOTHING) + resources
+        more = dict(self._extra_workers())
+        for node, resources in taken.items():
+            more[node] = more.get(node, NOTHING) - resources
+        starts = [
+            (*found, node_pool)
+            for node_pool in node_pools
+            if (found := self._start(node_pool, gpus, workers, now, more))
+        ]
         if not starts:
             return None
-        start, prospect, site = min(starts, key=lambda each: each[0])
-        needed, nodes = ResourceVector(gpus, site.requests), list[str]()
-        made = Reservation(start, site, HeldGpus(site.gpu_type, nodes, needed))
-        for node, fits in prospect.rooms:  # not the fullest first: the next plan, after starts, must choose the same
+        start, forecast, node_pool = min(starts, key=lambda each: each[0])
+        needed, nodes = ResourceVector(gpus, node_pool.requests), list[str]()
+        made = Reservation(start, node_pool, HeldGpus(node_pool.gpu_type, nodes, needed))
+        for node, fits in forecast.headroom:  # not the fullest first: the next plan, after starts, must choose the same
             if workers == 0:
                 break
             here = min(workers, fits)
             if here > 0:
-                spare = prospect.given(node) - taken.get(node, NOTHING)
+                spare = forecast.given(node) - taken.get(node, NOTHING)
                 made.expected[node] = (needed * here).of_which(spare)
                 made.kept[node] = needed * here - made.expected[node]
                 workers -= here
@@ -230,21 +234,21 @@ class Reservations:
         return made
 
     def _start(
-        self, site: NodePool, gpus: int, workers: int, now: float, more: Mapping[str, ResourceVector]
+        self, node_pool: NodePool, gpus: int, workers: int, now: float, more: Mapping[str, ResourceVector]
     ) -> tuple[float, _GangForecast] | None:
-        """Return when a gang can start on `site` at the latest, and what the site has then."""
-        if workers >= self._vain.get((site, gpus), workers + 1):
+        """Return when a gang can start on `node_pool` at the latest, and what the node pool has then."""
+        if workers >= self._failed_placements.get((node_pool, gpus), workers + 1):
             return None
-        prospect, start = _GangForecast(self._capacity, site, gpus, more), now
+        forecast, start = _GangForecast(self._capacity, node_pool, gpus, more), now
         for time, _, holding in self._endings():
-            if time > start and prospect.workers >= workers:
+            if time > start and forecast.workers >= workers:
                 break
             start = max(start, time)
-            if holding.gpu_type == site.gpu_type:
-                prospect.give_back(holding)
-        if prospect.workers >= workers:
-            return start, prospect
-        self._vain[site, gpus] = workers
+            if holding.gpu_type == node_pool.gpu_type:
+                forecast.give_back(holding)
+        if forecast.workers >= workers:
+            return start, forecast
+        self._failed_placements[node_pool, gpus] = workers
         return None
 
     def _endings(self) -> list[tuple[float, int, HeldGpus]]:
@@ -259,10 +263,10 @@ class Reservations:
         insort(self._ends, (time, -self._added, holding))
 
     def _keep(self, reservation: Reservation) -> None:
-        for node, goods in reservation.kept.items():
-            self._capacity.withdraw(node, goods.gpus, goods.requests)
+        for node, resources in reservation.kept.items():
+            self._capacity.withdraw(node, resources.gpus, resources.requests)
 
     def _free(self, reservations: Iterable[Reservation]) -> None:
         for each in reservations:
-            for node, goods in each.kept.items():
-                self._capacity.expect(node, goods.gpus, goods.requests)
+            for node, resources in each.kept.items():
+                self._capacity.expect(node, resources.gpus, resources.requests)

@@ -22,7 +22,7 @@ _Tries = tuple[tuple[str, ...], str | None]
 Attempt = tuple[tuple[NodePool, ...], int, int, tuple[int, ...]]
 """Where a gang was to start, its workers' GPUs, its workers, and what it must not touch."""
 _Place = tuple[tuple[tuple[int, ...], ...], int, tuple[int, ...]]
-"""The groups of nodes of each site, the GPUs of a worker, and what it must not touch."""
+"""The groups of nodes of each node pool, the GPUs of a worker, and what it must not touch."""
 
 
 class _Reserved(NamedTuple):
@@ -39,7 +39,7 @@ class Starting:
 
     def __init__(self, tick: PlanningCycle) -> None:
         self._tick, self._record = tick, tick.record
-        self._vain = FailedPlacements()
+        self._failed_placements = FailedPlacements()
         self._tried: Counter[_Tries] = Counter()
         """How many found none."""
         namespaces = {job.claim.namespace for job in tick.waiting}
@@ -48,33 +48,40 @@ class Starting:
         self._reserved: dict[str, _Reserved] = {}
         """By job that waits."""
 
-    def start_or_wait(self, job: JobFacts, sites: Sequence[NodePool]) -> bool:
-        """Start a job on one of `sites` without touching what is kept for others when it still runs, or let it wait.
+    def start_or_wait(self, job: JobFacts, node_pools: Sequence[NodePool]) -> bool:
+        """Start a job on one of `node_pools` without touching what is kept for others when it still runs, or let it
+        wait.
 
         Return whether it starts, or gets what is being given back.
         """
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         until = ends_by(job, self._tick.now, self._tick.rules)
-        attempt = tuple(sites), gpus, workers, self._tick.reservations.kept_from(until)
-        reason, types = self._vain.reason(attempt), tuple(site.gpu_type for site in sites)
+        attempt = tuple(node_pools), gpus, workers, self._tick.reservations.kept_from(until)
+        reason, types = self._failed_placements.reason(attempt), tuple(node_pool.gpu_type for node_pool in node_pools)
         own = types, job.claim.namespace
         if reason is None and not self._may_try(own):
             reason = Reason.NO_FREE_GPU
         if reason is None:
-            started = self._start_beside_others(job, sites, until, in_vain=self._vain.is_hopeless(attempt))
+            started = self._start_beside_others(
+                job, node_pools, until, in_vain=self._failed_placements.is_hopeless(attempt)
+            )
             if not isinstance(started, Reason):
                 return True
             reason = started
-            self._vain.add(attempt, reason)
+            self._failed_placements.add(attempt, reason)
             self._tried.update(((types, None), own))
-        if self._preempt(job, sites, until, reason):
+        if self._preempt(job, node_pools, until, reason):
             return True
         # Where it fits only once others' pods have left, it keeps nothing from those who fit before.
-        fitting = (site for site in sites if self._tick.capacity.could_hold_without_jobs(site, gpus, workers))
+        fitting = (
+            node_pool
+            for node_pool in node_pools
+            if self._tick.capacity.could_hold_without_jobs(node_pool, gpus, workers)
+        )
         reserved = self._tick.reservations.reserve(fitting, gpus, workers, self._tick.now, until - self._tick.now)
         if reserved is not None:
             fits_namespace = self._tick.namespaces.fits(job, workers)
-            self._tick.hold_quota(job, reserved.site)
+            self._tick.hold_quota(job, reserved.node_pool)
             self._reserved[job.key] = _Reserved(job, reserved, fits_namespace)
         self._record.refuse(job, reason, starts_by=None if reserved is None else reserved.starts_by)
         return False
@@ -87,12 +94,14 @@ class Starting:
         tried, most = self._tried[types, None], self._tick.rules.backfill_depth
         return tried < most or (tried < 2 * most and self._tried[own] < self._share)
 
-    def gets_gpus(self, job: JobFacts, sites: Sequence[NodePool]) -> bool:
-        """Return whether a job that waits would get GPUs of one of `sites` now, or of what is lent or given back."""
+    def gets_gpus(self, job: JobFacts, node_pools: Sequence[NodePool]) -> bool:
+        """Return whether a waiting job would get GPUs of one of `node_pools` now, or of what is lent or given back."""
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         until = ends_by(job, self._tick.now, self._tick.rules)
         self._tick.reservations.lift(until)
-        found = any(self._tick.pool.would_await_gang(site, gpus, workers) is not Supply.NEVER for site in sites)
+        found = any(
+            self._tick.pool.would_await_gang(node_pool, gpus, workers) is not Supply.NEVER for node_pool in node_pools
+        )
         self._tick.reservations.restore(until)
         return found
 
@@ -102,114 +111,116 @@ class Starting:
         for each in self._reserved.values():
             self._tick.namespaces.hold(each.job, -each.job.terms.min_replicas)
 
-    def start_elsewhere(self, job: JobFacts, sites: Sequence[NodePool]) -> None:
-        """Start a job that waits on one of `sites` if it can start there, and give up what it has reserved."""
+    def start_elsewhere(self, job: JobFacts, node_pools: Sequence[NodePool]) -> None:
+        """Start a job that waits on one of `node_pools` if it can start there, and give up what it has reserved."""
         known = self._reserved.get(job.key)
         reserved = None if known is None else known.reservation
         if reserved is not None:
-            self._tick.hold_quota(job, reserved.site, sign=-1)
+            self._tick.hold_quota(job, reserved.node_pool, sign=-1)
         # Those that wait for the same quotas by now come after it.
-        sites = self._tick.allowed(job, sites, borrowing=True, is_first=True)
+        node_pools = self._tick.allowed(job, node_pools, borrowing=True, is_first=True)
         fits = self._tick.namespaces.fits(job, job.terms.min_replicas) if known is None else known.fits_namespace
         started: HeldGpus | Reason | None = Reason.QUOTA_EXCEEDED
-        if sites and fits:
-            started = self._start_beside_others(job, sites, ends_by(job, self._tick.now, self._tick.rules))
+        if node_pools and fits:
+            started = self._start_beside_others(job, node_pools, ends_by(job, self._tick.now, self._tick.rules))
         if not isinstance(started, Reason):
             if reserved is not None:
-                self._vain.hope()
+                self._failed_placements.hope()
                 self._tick.reservations.cancel(reserved)
                 del self._reserved[job.key]
             if started is not None:
                 self._record.refusals.pop(job.key)
         elif reserved is not None:
-            self._tick.hold_quota(job, reserved.site)
+            self._tick.hold_quota(job, reserved.node_pool)
 
     def _start_beside_others(
-        self, job: JobFacts, sites: Sequence[NodePool], until: float, *, in_vain: bool = False
+        self, job: JobFacts, node_pools: Sequence[NodePool], until: float, *, in_vain: bool = False
     ) -> HeldGpus | Reason | None:
         """Do what `_start` does with what is not kept for others while a job would run until `until`.
 
         `in_vain`: it is known that there are too few GPUs, and only asked why.
         """
         self._tick.reservations.lift(until)
-        started = self._shortage(job, sites) if in_vain else self._start(job, sites)
+        started = self._shortage(job, node_pools) if in_vain else self._start(job, node_pools)
         self._tick.reservations.restore(until, started if isinstance(started, HeldGpus) else None)
         return started
 
-    def _start(self, job: JobFacts, sites: Sequence[NodePool]) -> HeldGpus | Reason | None:
-        """Start a job on the first of `sites` where all its workers can start now; return what they hold.
+    def _start(self, job: JobFacts, node_pools: Sequence[NodePool]) -> HeldGpus | Reason | None:
+        """Start a job on the first of `node_pools` where all its workers can start now; return what they hold.
 
-        They go to the nodes that the policy wishes, if these have room for all of them. If there is no such site, let
-        lent GPUs be reclaimed for the job, and return None; or return why that is not enough either. Nodes that the job
-        avoids are used where all others are not enough.
+        They go to the nodes that the policy wishes, if these have room for all of them. If there is no such node pool,
+        let lent GPUs be reclaimed for the job, and return None; or return why that is not enough either. Nodes that the
+        job avoids are used where all others are not enough.
         """
         started: HeldGpus | Reason | None = Reason.NO_FREE_GPU
-        for level in self._tick.places.levels(job, [site.gpu_type for site in sites]):
+        for level in self._tick.places.levels(job, [node_pool.gpu_type for node_pool in node_pools]):
             started = self._start_on(job, level)
             if not isinstance(started, Reason):
                 break
         return started
 
-    def _start_on(self, job: JobFacts, sites: Sequence[NodePool]) -> HeldGpus | Reason | None:
+    def _start_on(self, job: JobFacts, node_pools: Sequence[NodePool]) -> HeldGpus | Reason | None:
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         wished = self._tick.order.wished_nodes(job)[:workers] if job.pinned else ()
-        for site in sites if wished else ():
+        for node_pool in node_pools if wished else ():
             mark = self._tick.capacity.mark()
-            if self._tick.pool.take_gang_at(site, gpus, wished):
-                return self._admit(job, site, mark)
-        for site in sites:
+            if self._tick.pool.take_gang_at(node_pool, gpus, wished):
+                return self._admit(job, node_pool, mark)
+        for node_pool in node_pools:
             mark = self._tick.capacity.mark()
-            if self._tick.pool.take_gang(site, gpus, workers):
-                return self._admit(job, site, mark)
-        surplus, reason = self._tick.reclaims.surplus, self._shortage(job, sites)
-        for site in sites:
+            if self._tick.pool.take_gang(node_pool, gpus, workers):
+                return self._admit(job, node_pool, mark)
+        surplus, reason = self._tick.reclaims.surplus, self._shortage(job, node_pools)
+        for node_pool in node_pools:
             mark = self._tick.capacity.mark()
-            supply = self._tick.pool.await_gang(site, gpus, workers)
+            supply = self._tick.pool.await_gang(node_pool, gpus, workers)
             if supply is Supply.NOW:
-                return self._admit(job, site, mark)
+                return self._admit(job, node_pool, mark)
             if supply is Supply.LATER:
                 if self._tick.reclaims.surplus > surplus:
-                    self._vain = FailedPlacements()
-                self._tick.hold_quota(job, site)
+                    self._failed_placements = FailedPlacements()
+                self._tick.hold_quota(job, node_pool)
                 self._record.refuse(job, reason)
                 return None
         return reason
 
-    def _shortage(self, job: JobFacts, sites: Sequence[NodePool]) -> Reason:
-        """Return why a job finds too few nodes of `sites`: other resources are used up, or GPUs are."""
+    def _shortage(self, job: JobFacts, node_pools: Sequence[NodePool]) -> Reason:
+        """Return why a job finds too few nodes of `node_pools`: other resources are used up, or GPUs are."""
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         # Where they request nothing but GPUs, it was tried just now.
-        bare = (self._tick.capacity.without_requests(site) for site in sites if site.requests)
-        free = (self._tick.pool.has_gang(site, gpus, workers) for site in bare)
+        bare = (self._tick.capacity.without_requests(node_pool) for node_pool in node_pools if node_pool.requests)
+        free = (self._tick.pool.has_gang(node_pool, gpus, workers) for node_pool in bare)
         return Reason.UNSCHEDULABLE if any(free) else Reason.NO_FREE_GPU
 
-    def _preempt(self, job: JobFacts, sites: Sequence[NodePool], until: float, reason: Reason) -> bool:
+    def _preempt(self, job: JobFacts, node_pools: Sequence[NodePool], until: float, reason: Reason) -> bool:
         """Let jobs yield their base GPUs to a job that would run until `until`, if that gives it all its workers."""
         mark = self._tick.capacity.mark()
-        room = self._tick.preemption.make_room(job, sites, self._tick.reservations.relied_on(until), self._tick.is_busy)
+        room = self._tick.preemption.make_room(
+            job, node_pools, self._tick.reservations.relied_on(until), self._tick.is_busy
+        )
         if room is None:
             return False
-        self._vain.hope()
-        site, yielding = room
-        taken = self._held(job, site, mark)
+        self._failed_placements.hope()
+        node_pool, yielding = room
+        taken = self._held(job, node_pool, mark)
         self._tick.reservations.replace(map(self._tick.places.base_holding, yielding), until, taken)
         self._tick.stop(yielding, Reason.PREEMPTED_BY_POLICY)
-        self._tick.hold_quota(job, site)
+        self._tick.hold_quota(job, node_pool)
         self._record.refuse(job, reason)
         return True
 
-    def _admit(self, job: JobFacts, site: NodePool, mark: int) -> HeldGpus:
-        """Admit a job whose workers were placed on `site` since `mark`; return what they hold."""
+    def _admit(self, job: JobFacts, node_pool: NodePool, mark: int) -> HeldGpus:
+        """Admit a job whose workers were placed on `node_pool` since `mark`; return what they hold."""
         placed = self._tick.places.placed(job, mark)
         self._tick.places.base_nodes[job.key].update(zip(job.base_indexes, placed, strict=True))
-        self._tick.hold_quota(job, site)
-        self._record.act(Admit(job=job.key, gpu_type=site.gpu_type))
-        return self._held(job, site, mark)
+        self._tick.hold_quota(job, node_pool)
+        self._record.act(Admit(job=job.key, gpu_type=node_pool.gpu_type))
+        return self._held(job, node_pool, mark)
 
-    def _held(self, job: JobFacts, site: NodePool, mark: int) -> HeldGpus:
-        """Return what the workers of a job hold that were placed on `site` since `mark`."""
-        goods = ResourceVector(job.terms.gpus_per_worker, site.requests)
-        return HeldGpus(site.gpu_type, self._tick.capacity.placed_since(mark), goods)
+    def _held(self, job: JobFacts, node_pool: NodePool, mark: int) -> HeldGpus:
+        """Return what the workers of a job hold that were placed on `node_pool` since `mark`."""
+        resources = ResourceVector(job.terms.gpus_per_worker, node_pool.requests)
+        return HeldGpus(node_pool.gpu_type, self._tick.capacity.placed_since(mark), resources)
 
 
 class FailedPlacements:
@@ -229,8 +240,8 @@ class FailedPlacements:
 
     def is_hopeless(self, attempt: Attempt) -> bool:
         """Return whether a gang that requests no more was in vain."""
-        (site, *_), _, workers, _ = attempt
-        requests = dict(site.requests)
+        (node_pool, *_), _, workers, _ = attempt
+        requests = dict(node_pool.requests)
         return any(
             workers >= fewest and all(requests.get(name, 0) >= amount for name, amount in least)
             for least, fewest in self._smallest.get(_place(attempt), ())
@@ -238,10 +249,10 @@ class FailedPlacements:
 
     def add(self, attempt: Attempt, reason: Reason) -> None:
         """Take note that an attempt was in vain."""
-        (site, *_), _, workers, _ = attempt
+        (node_pool, *_), _, workers, _ = attempt
         self._reasons[attempt] = reason
         if not self.is_hopeless(attempt):
-            self._smallest[_place(attempt)].append((site.requests, workers))
+            self._smallest[_place(attempt)].append((node_pool.requests, workers))
 
     def hope(self) -> None:
         """Take note that there may be more GPUs for others than were counted."""
@@ -249,5 +260,5 @@ class FailedPlacements:
 
 
 def _place(attempt: Attempt) -> _Place:
-    sites, gpus, _, untouchable = attempt
-    return tuple(site.groups for site in sites), gpus, untouchable
+    node_pools, gpus, _, untouchable = attempt
+    return tuple(node_pool.groups for node_pool in node_pools), gpus, untouchable

@@ -90,7 +90,7 @@ class GoodputPolicy:
                 Share(
                     job=job.key,
                     workers=count,
-                    spare=0 if job.key in view.outlooks or not count else job.max_workers - count,
+                    spare=0 if job.key in view.speed_models or not count else job.max_workers - count,
                     gpu_type=types.get(job),
                     nodes=nodes.get(job.key, ()),
                 )
@@ -110,40 +110,40 @@ class GoodputPolicy:
         restarts: Mapping[str, int],
     ) -> bool:
         """Give more workers to jobs that have their base ones; return whether there are any of which more is known."""
-        prospects = {
-            job: _prospect(view, job, view.outlooks[job.key], self.fairness, self.growth)
+        forecasts = {
+            job: _worker_gain(view, job, view.speed_models[job.key], self.fairness, self.growth)
             for job in jobs
-            if job.key in view.outlooks and workers[job]
+            if job.key in view.speed_models and workers[job]
         }
-        free = _fill(prospects.values(), workers, free)
-        free = self._spare_restarts(view.now, prospects, workers, free, restarts)
-        changing = (prospect for job, prospect in prospects.items() if workers[job] != job.workers)
+        free = _fill(forecasts.values(), workers, free)
+        free = self._spare_restarts(view.now, forecasts, workers, free, restarts)
+        changing = (forecast for job, forecast in forecasts.items() if workers[job] != job.workers)
         _fill(changing, workers, free)
-        return any(job.max_workers > job.min_workers for job in prospects)
+        return any(job.max_workers > job.min_workers for job in forecasts)
 
     def _spare_restarts(
         self,
         now: float,
-        prospects: dict[Candidate, _WorkerGain],
+        forecasts: dict[Candidate, _WorkerGain],
         workers: dict[Candidate, int],
         free: int,
         restarts: Mapping[str, int],
     ) -> int:
         """Undo changes that are not worth a restart; return the GPUs that are free then."""
         smaller: list[tuple[float, _WorkerGain]] = []
-        for job, prospect in prospects.items():
+        for job, forecast in forecasts.items():
             before, after = job.workers, workers[job]
             if before and after > before:
                 age = now - job.submitted_at
                 lost = restarts[job.key] * self.restart_seconds
                 trained = max(0.0, age - lost) / (age + self.restart_seconds) if age else 0.0
-                if prospect.goodput(after) * trained <= prospect.goodput(before):
+                if forecast.goodput(after) * trained <= forecast.goodput(before):
                     free += (after - before) * job.gpus_per_worker
                     workers[job] = before
             elif 0 < after < before:
-                smaller.append((prospect.utility(after) - prospect.utility(before), prospect))
-        for _, prospect in sorted(smaller, key=lambda each: each[0]):
-            job = prospect.job
+                smaller.append((forecast.utility(after) - forecast.utility(before), forecast))
+        for _, forecast in sorted(smaller, key=lambda each: each[0]):
+            job = forecast.job
             needs = (job.workers - workers[job]) * job.gpus_per_worker
             if needs <= free:
                 free -= needs
@@ -168,7 +168,7 @@ class _WorkerGain:
     """What a job gains by more workers."""
 
     job: Candidate
-    outlook: SpeedModel
+    speed_model: SpeedModel
     node_gpus: int
     """Of the largest node."""
     most: int
@@ -185,7 +185,7 @@ class _WorkerGain:
         if known is None:
             # A worker with more GPUs than any node has is on one node all the same, once there is one.
             nodes = min(workers, -(-workers * self.job.gpus_per_worker // self.node_gpus))
-            known = self._goodputs[workers] = self.outlook.goodput(nodes, workers)
+            known = self._goodputs[workers] = self.speed_model.goodput(nodes, workers)
         return known
 
     def utility(self, workers: int) -> float:
@@ -213,37 +213,37 @@ class _WorkerGain:
         return best if best[0] > 0 else None
 
 
-def _prospect(view: View, job: Candidate, outlook: SpeedModel, fairness: float, growth: float) -> _WorkerGain:
-    prospect = _WorkerGain(
+def _worker_gain(view: View, job: Candidate, speed_model: SpeedModel, fairness: float, growth: float) -> _WorkerGain:
+    forecast = _WorkerGain(
         job=job,
-        outlook=outlook,
+        speed_model=speed_model,
         node_gpus=max(view.nodes.values(), default=_UNBOUNDED),
-        most=min(job.max_workers, max(job.min_workers, int(growth * outlook.tried_workers))),
+        most=min(job.max_workers, max(job.min_workers, int(growth * speed_model.tried_workers))),
         fairness=fairness,
     )
     equal = max(1, round(view.gpus / len(view.jobs)) // job.gpus_per_worker)
-    prospect.fair = prospect.goodput(min(job.max_workers, max(job.min_workers, equal)))
-    return prospect
+    forecast.fair = forecast.goodput(min(job.max_workers, max(job.min_workers, equal)))
+    return forecast
 
 
-def _fill(prospects: Iterable[_WorkerGain], workers: dict[Candidate, int], free: int) -> int:
+def _fill(forecasts: Iterable[_WorkerGain], workers: dict[Candidate, int], free: int) -> int:
     """Take the best step again and again, until there is none; return the GPUs that are left."""
     steps: list[tuple[float, int, int, _WorkerGain]] = []
 
-    def consider(place: int, prospect: _WorkerGain) -> None:
-        step = prospect.step(workers[prospect.job], free)
+    def consider(place: int, forecast: _WorkerGain) -> None:
+        step = forecast.step(workers[forecast.job], free)
         if step is not None:
-            heapq.heappush(steps, (-step[0], place, step[1], prospect))
+            heapq.heappush(steps, (-step[0], place, step[1], forecast))
 
-    for place, prospect in enumerate(prospects):
-        consider(place, prospect)
+    for place, forecast in enumerate(forecasts):
+        consider(place, forecast)
     while steps and free:
-        _, place, count, prospect = heapq.heappop(steps)
-        needs = (count - workers[prospect.job]) * prospect.job.gpus_per_worker
+        _, place, count, forecast = heapq.heappop(steps)
+        needs = (count - workers[forecast.job]) * forecast.job.gpus_per_worker
         if needs <= free:
             free -= needs
-            workers[prospect.job] = count
-        consider(place, prospect)
+            workers[forecast.job] = count
+        consider(place, forecast)
     return free
 
 

@@ -144,7 +144,7 @@ def _haste(
     says of itself does not count: it would gain by saying that it takes long.
     """
     speeds = [average[job] for job in jobs]
-    certain = [job for job in jobs if job.key in view.outlooks and job.rest is None]
+    certain = [job for job in jobs if job.key in view.speed_models and job.rest is None]
     if not certain:
         return {}
     steps = remaining_steps(view, jobs, speeds)

@@ -73,13 +73,13 @@ class GrowthPolicy:
         )
 
     def _rate(self, job: Candidate, view: View) -> float:
-        prospect = view.prospects.get(job.key)
-        if prospect is None:
-            prospect = ExpectedGrowth(gains=(self.untold,), seconds=(self.untold_seconds,))
+        expected_growth = view.expected_growths.get(job.key)
+        if expected_growth is None:
+            expected_growth = ExpectedGrowth(gains=(self.untold,), seconds=(self.untold_seconds,))
         held = _HOLDER if job.workers > job.min_workers else 1.0
         if not self.predicts:
-            return held if prospect.gains else 0.0
-        return held * prospect.rate * float(weight_of(job.priority)) / job.gpus_per_worker
+            return held if expected_growth.gains else 0.0
+        return held * expected_growth.rate * float(weight_of(job.priority)) / job.gpus_per_worker
 
 
 def _left(view: View, order: Sequence[Candidate]) -> int:
@@ -101,7 +101,7 @@ def _left(view: View, order: Sequence[Candidate]) -> int:
 def _share(job: Candidate, view: View, is_lent: bool, grows: bool) -> Share:
     """Return its base workers, and one more to grow with; what is spare, if that makes it faster or it may yet grow."""
     workers = job.min_workers + is_lent
-    outlook, most = view.outlooks.get(job.key), job.max_workers
-    if outlook is None or outlook.step_seconds(job.min_workers) < _FASTER * outlook.step_seconds(most):
+    speed_model, most = view.speed_models.get(job.key), job.max_workers
+    if speed_model is None or speed_model.step_seconds(job.min_workers) < _FASTER * speed_model.step_seconds(most):
         most = min(most, job.min_workers + grows)
     return Share(job=job.key, workers=workers, spare=max(0, most - workers), weight=weight_of(job.priority))

@@ -80,13 +80,13 @@ class OptimusPolicy:
         """Return shares that sum up to all GPUs at most, the smallest first."""
         workers = hand_out(
             sorted(view.jobs, key=_need),
-            view.outlooks,
+            view.speed_models,
             view.gpus,
-            lambda job, count: _gain(view.outlooks[job.key], count),
+            lambda job, count: _gain(view.speed_models[job.key], count),
         )
         order = sorted(view.jobs, key=lambda job: (workers[job.key] * job.gpus_per_worker, _need(job)[1]))
         return Decision(
-            shares=tuple(share_of(job, workers[job.key], known=job.key in view.outlooks) for job in order),
+            shares=tuple(share_of(job, workers[job.key], known=job.key in view.speed_models) for job in order),
             preempts=True,
             follows_progress=True,
         )
@@ -97,9 +97,9 @@ def _need(job: Candidate) -> tuple[int, float]:
     return job.min_workers * job.gpus_per_worker, math.inf if rest is None or rest > job.service else rest
 
 
-def _gain(outlook: SpeedModel, workers: int) -> float:
+def _gain(speed_model: SpeedModel, workers: int) -> float:
     """Return the seconds by which a worker more shortens the rest of the job."""
-    return (outlook.step_seconds(workers) - outlook.step_seconds(workers + 1)) * outlook.remaining_steps
+    return (speed_model.step_seconds(workers) - speed_model.step_seconds(workers + 1)) * speed_model.remaining_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +126,11 @@ class SoonestPolicy:
         order = sorted(view.jobs, key=lambda job: (-weights[job.key] / _base_gpus(job), job.submitted_at, job.key))
 
         def worth(job: Candidate, workers: int) -> float:
-            return weights[job.key] / max(1, job.gpus_per_worker) * _log_gain(view.outlooks[job.key], workers)
+            return weights[job.key] / max(1, job.gpus_per_worker) * _log_gain(view.speed_models[job.key], workers)
 
-        workers = hand_out(order, view.outlooks, view.gpus, worth)
+        workers = hand_out(order, view.speed_models, view.gpus, worth)
         return Decision(
-            shares=tuple(share_of(job, workers[job.key], known=job.key in view.outlooks) for job in order),
+            shares=tuple(share_of(job, workers[job.key], known=job.key in view.speed_models) for job in order),
             preempts=True,
             follows_progress=True,
         )
@@ -140,8 +140,8 @@ def _base_gpus(job: Candidate) -> int:
     return max(1, job.min_workers * job.gpus_per_worker)
 
 
-def _log_gain(outlook: SpeedModel, workers: int) -> float:
-    now, then = outlook.step_seconds(workers), outlook.step_seconds(workers + 1)
+def _log_gain(speed_model: SpeedModel, workers: int) -> float:
+    now, then = speed_model.step_seconds(workers), speed_model.step_seconds(workers + 1)
     return math.log(now / then) if now > 0 < then else 0.0
 
 
@@ -157,8 +157,8 @@ def weights_of(view: View) -> Mapping[str, float]:
 
 def _best_speed(view: View, job: Candidate) -> float:
     """Return the steps a second with its best number of workers; 1 where that is not known."""
-    outlook = view.outlooks.get(job.key)
-    if outlook is None:
+    speed_model = view.speed_models.get(job.key)
+    if speed_model is None:
         return 1.0
     most = min(job.max_workers, max(job.min_workers, view.gpus // max(1, job.gpus_per_worker)))
-    return 1 / min(map(outlook.step_seconds, range(job.min_workers, most + 1)))
+    return 1 / min(map(speed_model.step_seconds, range(job.min_workers, most + 1)))

@@ -26,7 +26,7 @@ from espalier_operator.policies.learned import LearnedPolicy, PolicyAnswer, Poli
 from espalier_operator.policies.snapshot_view import view_of
 from espalier_operator.policies.view import Candidate, ExpectedGrowth, SpeedModel, View
 
-QUESTION_VERSION: Final = 1
+QUESTION_VERSION: Final = 2
 MOST_TOLD: Final = 64
 """Speeds are sent for at most this many workers of a job; with more it is expected to be as fast as with these."""
 Ask = Callable[[View], Awaitable[PolicyAnswer]]
@@ -66,8 +66,8 @@ class Question:
     jobs: tuple[Candidate, ...]
     nodes: Mapping[str, int] = field(default_factory=dict)
     held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    outlooks: Mapping[str, SpeedTable] = field(default_factory=dict)
-    prospects: Mapping[str, ExpectedGrowth] = field(default_factory=dict)
+    speed_models: Mapping[str, SpeedTable] = field(default_factory=dict)
+    expected_growths: Mapping[str, ExpectedGrowth] = field(default_factory=dict)
     gpu_types: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -79,8 +79,8 @@ class Question:
             jobs=self.jobs,
             nodes=self.nodes,
             held=self.held,
-            outlooks=self.outlooks,
-            prospects=self.prospects,
+            speed_models=self.speed_models,
+            expected_growths=self.expected_growths,
             gpu_types=self.gpu_types,
             continuous=True,
         )
@@ -115,22 +115,24 @@ def asked(view: View) -> Question:
         jobs=view.jobs,
         nodes=dict(view.nodes),
         held={key: nodes for key, nodes in view.held.items() if key in keys},
-        outlooks={
-            job.key: _table(view.outlooks[job.key], job, largest) for job in view.jobs if job.key in view.outlooks
+        speed_models={
+            job.key: _table(view.speed_models[job.key], job, largest)
+            for job in view.jobs
+            if job.key in view.speed_models
         },
-        prospects=dict(view.prospects),
+        expected_growths=dict(view.expected_growths),
         gpu_types=dict(view.gpu_types),
     )
 
 
-def _table(outlook: SpeedModel, job: Candidate, node_gpus: int) -> SpeedTable:
+def _table(speed_model: SpeedModel, job: Candidate, node_gpus: int) -> SpeedTable:
     counts = range(1, min(job.max_workers, max(job.min_workers, MOST_TOLD)) + 1)
     return SpeedTable(
-        remaining_steps=outlook.remaining_steps,
-        tried_workers=outlook.tried_workers,
-        seconds=tuple(outlook.step_seconds(workers) for workers in counts),
+        remaining_steps=speed_model.remaining_steps,
+        tried_workers=speed_model.tried_workers,
+        seconds=tuple(speed_model.step_seconds(workers) for workers in counts),
         goodputs=tuple(
-            outlook.goodput(max(1, -(-workers * job.gpus_per_worker // max(1, node_gpus))), workers)
+            speed_model.goodput(max(1, -(-workers * job.gpus_per_worker // max(1, node_gpus))), workers)
             for workers in counts
         ),
     )

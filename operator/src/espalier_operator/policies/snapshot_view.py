@@ -11,7 +11,7 @@ from functools import cached_property
 from espalier_core.types.measurements import GrowthForecast
 from espalier_operator.model import JobFacts, Node, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.policies import Policy
-from espalier_operator.policies.speed_models import MeasuredSpeeds, outlooks_of
+from espalier_operator.policies.speed_models import MeasuredSpeeds, speed_models_of
 from espalier_operator.policies.view import ONE, Candidate, Decision, ExpectedGrowth, Share, View
 
 
@@ -35,8 +35,8 @@ def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
         nodes=nodes,
         jobs=tuple(candidate_of(job, now) for job in jobs),
         held=_WorkerNodes(snapshot.workers),
-        outlooks=outlooks_of(snapshot, jobs, now),
-        prospects={job.key: prospect_of(job.growth) for job in jobs if job.growth is not None},
+        speed_models=speed_models_of(snapshot, jobs, now),
+        expected_growths={job.key: expected_growth_of(job.growth) for job in jobs if job.growth is not None},
         gpu_types=typed,
         speeds=MeasuredSpeeds(snapshot, jobs, [*typed]) if typed else None,
         continuous=True,
@@ -56,7 +56,7 @@ def _by_type(nodes: Sequence[Node], gpus: Mapping[str, int]) -> dict[str, int]:
     return typed if len(typed) > 1 else {}
 
 
-def prospect_of(forecast: GrowthForecast) -> ExpectedGrowth:
+def expected_growth_of(forecast: GrowthForecast) -> ExpectedGrowth:
     """Return a job's forecast as policies see it: one decision more, if it gains anything."""
     if forecast.gain <= 0:
         return ExpectedGrowth(gains=(), seconds=())

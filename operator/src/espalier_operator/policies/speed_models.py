@@ -4,7 +4,8 @@ A job trains for its time budget, however fast it is. What is left of it is ther
 rest of the budget with its base workers alone, in their steps; more workers do that work in less time, or more work in
 the same time. A job whose trainer chooses the batch size (`batch: Goodput`) is as fast as its goodput at the best size,
 by the rule that its trainer follows. The prior, as in Pollux (OSDI 2021, 4.1): what was never measured scales
-perfectly, so a policy tries it and learns. Jobs whose extra workers do not train (no `elasticBatch`) have no outlook.
+perfectly, so a policy tries it and learns. Jobs whose extra workers do not train (no `elasticBatch`) have no speed
+model.
 
 On each type of GPU, what was measured holds. The prior for the rest: jobs and types are independent, log speed(job,
 type) = job + type, the sums of logarithms that come closest to what was measured (a two-way analysis of variance
@@ -118,18 +119,19 @@ class MeasuredSpeedModel:
         return float(last.batch_size * workers)
 
 
-def outlooks_of(snapshot: Snapshot, jobs: Iterable[JobFacts], now: float) -> dict[str, SpeedModel]:
-    """Return the outlooks of those jobs that more workers make faster, by key. Models are fitted when they are asked.
+def speed_models_of(snapshot: Snapshot, jobs: Iterable[JobFacts], now: float) -> dict[str, SpeedModel]:
+    """Return the speed models of those jobs that more workers make faster, by key. Models are fitted when they are
+    asked.
 
     They are asked for by few policies, and kept (`fitted`) for as long as measurements stay the same.
     """
     elastic = [job for job in jobs if job.terms.trains_together]
     largest = max((node.allocatable for node in snapshot.nodes), default=1) if elastic else 1
-    return {job.key: outlook_of(job, largest, now) for job in elastic}
+    return {job.key: speed_model_of(job, largest, now) for job in elastic}
 
 
-def outlook_of(job: JobFacts, gpus_per_node: int, now: float = 0.0) -> MeasuredSpeedModel:
-    """Return the outlook at `now` of one job, whose workers train together, on nodes with `gpus_per_node` GPUs each."""
+def speed_model_of(job: JobFacts, gpus_per_node: int, now: float = 0.0) -> MeasuredSpeedModel:
+    """Return the speed model at `now` of one job, whose workers train together, with `gpus_per_node` GPUs on a node."""
     return MeasuredSpeedModel(job=_on_its_type(job), gpus_per_node=gpus_per_node, now=now)
 
 
@@ -208,6 +210,6 @@ def _measured(job: JobFacts, gpu_types: Sequence[str], gpus_per_node: int) -> di
     for gpu_type in gpu_types:
         points = on_type(job.speeds, gpu_type)
         if points:
-            outlook = MeasuredSpeedModel(job=replace(job, speeds=points), gpus_per_node=gpus_per_node)
-            found[gpu_type] = outlook.goodput(nodes, workers)
+            speed_model = MeasuredSpeedModel(job=replace(job, speeds=points), gpus_per_node=gpus_per_node)
+            found[gpu_type] = speed_model.goodput(nodes, workers)
     return found

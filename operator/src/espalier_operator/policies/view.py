@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -117,9 +118,9 @@ class View:
     """The GPUs of each node that takes workers; empty if nodes are not known."""
     held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By job, the node of each of its workers, as far as it is known."""
-    outlooks: Mapping[str, SpeedModel] = field(default_factory=dict)
+    speed_models: Mapping[str, SpeedModel] = field(default_factory=dict)
     """By job, where something is known."""
-    prospects: Mapping[str, ExpectedGrowth] = field(default_factory=dict)
+    expected_growths: Mapping[str, ExpectedGrowth] = field(default_factory=dict)
     """By job, where its trainer or agent has reported what growing would gain."""
     gpu_types: Mapping[str, int] = field(default_factory=dict)
     """GPUs of each type, the preferred types first; empty where they are all alike."""
@@ -132,6 +133,18 @@ class View:
     """Jobs that have ended and are not forgotten yet, and the GPU-seconds that they took."""
     memory: Mapping[str, Any] = field(default_factory=dict)
     """What the policy's last decision asked to keep; empty at first, and with another policy or other settings."""
+
+    @property
+    def outlooks(self) -> Mapping[str, SpeedModel]:
+        """`speed_models` by its old name, until 0.3."""
+        warnings.warn("View.outlooks is View.speed_models now", DeprecationWarning, stacklevel=2)
+        return self.speed_models
+
+    @property
+    def prospects(self) -> Mapping[str, ExpectedGrowth]:
+        """`expected_growths` by its old name, until 0.3."""
+        warnings.warn("View.prospects is View.expected_growths now", DeprecationWarning, stacklevel=2)
+        return self.expected_growths
 
 
 def base_share(job: Candidate, *, lend: bool = True, weight: Fraction = ONE) -> Share:
@@ -185,7 +198,7 @@ def remaining_steps(view: View, jobs: Sequence[Candidate], speeds: Sequence[floa
     `speeds` are the steps a second of each, which turn one into the other. A program says what part of its work it has
     done; its rest is as many seconds as that took, in proportion.
     """
-    known = {job: view.outlooks[job.key].remaining_steps for job in jobs if job.key in view.outlooks}
+    known = {job: view.speed_models[job.key].remaining_steps for job in jobs if job.key in view.speed_models}
     for job, speed in zip(jobs, speeds, strict=True):
         if job.rest is not None:
             known[job] = job.rest / max(1, job.min_workers * job.gpus_per_worker) * speed

@@ -27,14 +27,14 @@ class ExtraWorker(NamedTuple):
     job: JobFacts
     worker: Worker
     """Bound, or expected on its node."""
-    goods: ResourceVector
+    resources: ResourceVector
     """What it holds of the node."""
     place: int
-    """Among the loans of the job, in the order in which they are asked back."""
+    """Among the extra workers of the job, in the order in which they are asked back."""
 
 
 class ReclaimOrder:
-    """The loans on one type of GPU in the order of reclaim."""
+    """The extra workers on one type of GPU in the order of reclaim."""
 
     def __init__(self, in_order: Callable[[], list[ExtraWorker]]) -> None:
         """Sort them when the first is read: most plans read none."""
@@ -47,33 +47,33 @@ class ReclaimOrder:
         """By place where there is nothing to be had any more: the next place where there may be."""
 
     @cached_property
-    def loans(self) -> list[ExtraWorker]:
+    def extra_workers(self) -> list[ExtraWorker]:
         """All of them."""
         return self._in_order()
 
     def __iter__(self) -> Iterator[ExtraWorker]:
         """Yield from `first`."""
         place = self.first
-        while (loan := self.at(place)) is not None:
-            yield loan
+        while (extra_worker := self.at(place)) is not None:
+            yield extra_worker
             place += 1
 
     def at(self, place: int) -> ExtraWorker | None:
-        """Return the loan at `place`, no further than the next that was not read; None if there is none."""
+        """Return the extra worker at `place`, no further than the next that was not read; None if there is none."""
         if place >= self.read:
-            if self.read == len(self.loans):
+            if self.read == len(self.extra_workers):
                 return None
             self.read += 1
-        return self.loans[place]
+        return self.extra_workers[place]
 
     def pass_over(self, is_out: Callable[[ExtraWorker], bool]) -> None:
         """Start the next search after the entries at the head that are out, as far as they were read."""
-        while self.first < self.read and is_out(self.loans[self.first]):
+        while self.first < self.read and is_out(self.extra_workers[self.first]):
             self.first += 1
 
 
 class ExtraWorkers:
-    """The loans of running jobs: live or promised extra workers that are not leaving."""
+    """The extra workers of running jobs: live or promised extra workers that are not leaving."""
 
     def __init__(
         self,
@@ -86,33 +86,35 @@ class ExtraWorkers:
         self._holders = {job.key: job for job in jobs if job.extra}
         self._by_job: dict[str, list[ExtraWorker]] = {}
         self._falling: dict[str, list[int]] = {}
-        """By job: the indices of its loans, negated, so that they rise."""
+        """By job: the indices of its extra workers, negated, so that they rise."""
         self._lent: dict[str, ResourceVector] = {}
         """By node: what is lent there, as of the last call of `by_node`."""
         self._counted: dict[str, tuple[int, dict[str, ResourceVector]]] = {}
         """By job: how many workers it was to keep then, and what of `_lent` is its."""
 
     def of(self, key: str) -> list[ExtraWorker]:
-        """Return the loans of a job, the first to be asked back first."""
-        loans = self._by_job.get(key)
-        if loans is None:
+        """Return the extra workers of a job, the first to be asked back first."""
+        extra_workers = self._by_job.get(key)
+        if extra_workers is None:
             job = self._holders[key]
             lent = [worker for worker in self._extras[key] if worker.node and worker.name not in self._leaving]
             lent.sort(key=attrgetter("index"), reverse=True)
             requests = job.terms.constraints.requests
-            goods = {gpus: ResourceVector(gpus, requests) for gpus in {worker.gpus for worker in lent}}
-            loans = [ExtraWorker(job, worker, goods[worker.gpus], place) for place, worker in enumerate(lent)]
-            self._by_job[key], self._falling[key] = loans, [-worker.index for worker in lent]
-        return loans
+            resources = {gpus: ResourceVector(gpus, requests) for gpus in {worker.gpus for worker in lent}}
+            extra_workers = [
+                ExtraWorker(job, worker, resources[worker.gpus], place) for place, worker in enumerate(lent)
+            ]
+            self._by_job[key], self._falling[key] = extra_workers, [-worker.index for worker in lent]
+        return extra_workers
 
     def below(self, key: str, kept: int) -> ExtraWorker | None:
-        """Return the next loan of a job whose loans were read, if it keeps `kept` extra workers; None: it has none."""
-        loans = self._by_job[key]
+        """Return the next one of a job whose extra workers were read, if it keeps `kept` of them; None: it has none."""
+        extra_workers = self._by_job[key]
         place = bisect_right(self._falling[key], -kept)
-        return loans[place] if place < len(loans) else None
+        return extra_workers[place] if place < len(extra_workers) else None
 
     def lines(self, order: LendingOrder) -> dict[str, ReclaimOrder]:
-        """Return by type of GPU its loans in reverse order of lending rank, within a job from the highest index."""
+        """Return them by type of GPU in reverse order of lending rank, within a job from the highest index."""
         holders: dict[str, list[JobFacts]] = defaultdict(list)
         for job in self._holders.values():
             holders[job.gpu_type or ""].append(job)
@@ -120,10 +122,14 @@ class ExtraWorkers:
         def in_order(jobs: Iterable[JobFacts]) -> list[ExtraWorker]:
             levels: dict[Rank, list[ExtraWorker]] = defaultdict(list)
             for job in order.last_first(jobs):
-                loans = self.of(job.key)
-                for level, loan in zip(order.levels(job, [loan.worker.index for loan in loans]), loans, strict=True):
-                    levels[level].append(loan)
-            return [loan for level in sorted(levels, reverse=True) for loan in levels[level]]
+                extra_workers = self.of(job.key)
+                for level, extra_worker in zip(
+                    order.levels(job, [extra_worker.worker.index for extra_worker in extra_workers]),
+                    extra_workers,
+                    strict=True,
+                ):
+                    levels[level].append(extra_worker)
+            return [extra_worker for level in sorted(levels, reverse=True) for extra_worker in levels[level]]
 
         return {gpu_type: ReclaimOrder(partial(in_order, jobs)) for gpu_type, jobs in holders.items()}
 
@@ -134,25 +140,25 @@ class ExtraWorkers:
             if known is not None and known[0] == kept:
                 continue
             before, after = {} if known is None else known[1], self._held_beyond(key, kept)
-            for node, goods in before.items():
-                self._lent[node] -= goods
-            for node, goods in after.items():
-                self._lent[node] = self._lent.get(node, NOTHING) + goods
+            for node, resources in before.items():
+                self._lent[node] -= resources
+            for node, resources in after.items():
+                self._lent[node] = self._lent.get(node, NOTHING) + resources
             self._counted[key] = kept, after
         return self._lent
 
     def _held_beyond(self, key: str, kept: int) -> dict[str, ResourceVector]:
-        """Return by node what those of a job's loans hold that can still be asked back: it keeps `kept` workers."""
+        """Return by node what those of a job hold that can still be asked back: it keeps `kept` workers."""
         workers: dict[tuple[str, int], int] = defaultdict(int)
-        for loan in self.of(key):
-            worker = loan.worker
+        for extra_worker in self.of(key):
+            worker = extra_worker.worker
             if worker.index < kept and worker.node is not None:
                 workers[worker.node, worker.gpus] += 1
         requests, held = self._holders[key].terms.constraints.requests, dict[str, ResourceVector]()
         kinds = {(gpus, count) for (_, gpus), count in workers.items()}  # few: nodes are filled
-        goods = {(gpus, count): ResourceVector(gpus, requests) * count for gpus, count in kinds}
+        resources = {(gpus, count): ResourceVector(gpus, requests) * count for gpus, count in kinds}
         for (node, gpus), count in workers.items():
-            held[node] = held.get(node, NOTHING) + goods[gpus, count]
+            held[node] = held.get(node, NOTHING) + resources[gpus, count]
         return held
 
 
@@ -195,14 +201,14 @@ class ReclaimRequests:
         made = self.made.get(job.key)
         return job.extra if made is None else made.extra
 
-    def is_out(self, loan: ExtraWorker) -> bool:
-        """Return whether a loan is asked back."""
-        made = self.made.get(loan.job.key)
-        return made is not None and loan.worker.index >= made.extra
+    def is_out(self, extra_worker: ExtraWorker) -> bool:
+        """Return whether an extra worker is asked back."""
+        made = self.made.get(extra_worker.job.key)
+        return made is not None and extra_worker.worker.index >= made.extra
 
-    def ask(self, loan: ExtraWorker, reason: Reason, by: float | None) -> None:
-        """Ask for a loan and those of its job with higher indices, after the job's notice, or earlier: `by` a time."""
-        job, index = loan.job, loan.worker.index
+    def ask(self, extra_worker: ExtraWorker, reason: Reason, by: float | None) -> None:
+        """Ask for one and those of its job with higher indices, after the job's notice, or earlier: `by` a time."""
+        job, index = extra_worker.job, extra_worker.worker.index
         deadline = self._now + job.terms.notice_seconds
         if by is not None:
             deadline = min(deadline, max(by, self._now))
@@ -217,10 +223,10 @@ class ReclaimRequests:
         if deadline < made.deadline:
             made.deadline = deadline
 
-    def ask_more(self, made: ReclaimRequest, loan: ExtraWorker) -> None:
-        """Do what `ask` does where the job is asked already, and keeps this loan; at the deadline that stands."""
+    def ask_more(self, made: ReclaimRequest, extra_worker: ExtraWorker) -> None:
+        """Do what `ask` does where the job is asked already, and keeps this one; at the deadline that stands."""
         self._journal.append((made.job.key, made.extra, made.deadline))
-        made.extra = loan.worker.index
+        made.extra = extra_worker.worker.index
 
     def notices(self) -> list[NoticeReclaim]:
         """Return the notice for each job that must give back workers and has none yet."""

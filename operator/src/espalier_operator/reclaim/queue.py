@@ -54,17 +54,17 @@ class ReclaimQueue:
         """(Site, GPUs of a worker) for which a wish found nothing that it may take; nor will one that comes later."""
         self.surplus = 0
         """How often a reclaim gave more back than was needed."""
-        self._asks = ReclaimRequests(now)
-        self._loans = ExtraWorkers(jobs, extras, leaving)
-        self._lines = self._loans.lines(order)
+        self._reclaim_requests = ReclaimRequests(now)
+        self._extra_workers = ExtraWorkers(jobs, extras, leaving)
+        self._lines = self._extra_workers.lines(order)
 
     def mark(self) -> UndoMark:
         """Return the reclaims chosen so far, for `undo`."""
-        return UndoMark(self._asks.mark(), {gpu_type: line.first for gpu_type, line in self._lines.items()})
+        return UndoMark(self._reclaim_requests.mark(), {gpu_type: line.first for gpu_type, line in self._lines.items()})
 
     def undo(self, mark: UndoMark) -> None:
         """Drop the reclaims chosen since `mark`."""
-        self._asks.undo(mark.asked)
+        self._reclaim_requests.undo(mark.asked)
         self._futile.clear()
         for gpu_type, line in self._lines.items():
             line.first = mark.first[gpu_type]
@@ -72,74 +72,77 @@ class ReclaimQueue:
 
     def is_asked(self, job: str) -> bool:
         """Return whether `job` must give back workers in this tick."""
-        return job in self._asks.made
+        return job in self._reclaim_requests.made
 
-    def is_vain(self, site: NodePool, gpus: int) -> bool:
-        """Return whether a wish for `gpus` of one node of `site` has found none, nor will one that comes later."""
-        return (site, gpus) in self._futile
+    def is_vain(self, node_pool: NodePool, gpus: int) -> bool:
+        """Return whether a wish for `gpus` of one node of `node_pool` has found none, nor will one that comes later."""
+        return (node_pool, gpus) in self._futile
 
-    def loans(self) -> Mapping[str, ResourceVector]:
+    def extra_workers(self) -> Mapping[str, ResourceVector]:
         """Return by node what can still be reclaimed."""
-        return self._loans.by_node(self._asks.kept)
+        return self._extra_workers.by_node(self._reclaim_requests.kept)
 
     def cover(
         self,
         capacity: Capacity,
-        site: NodePool,
+        node_pool: NodePool,
         gpus: int,
         may_take: MayTake | None = None,
         spared: Callable[[JobFacts], bool] | None = None,
     ) -> Supply:
-        """Reclaim as little as frees `gpus` on one node of `site`, and reserve them; nothing if they cannot be had.
+        """Reclaim as little as frees `gpus` on one node of `node_pool`, and reserve them; nothing if they cannot be
+        had.
 
-        To be called where no node of `site` has them without that: only the nodes of reclaimed workers are looked at.
-        The reclaimed GPUs may instead go to a worker for which GPUs that are free now were reserved; then `gpus` are
-        handed out at once. `may_take(holder, extra workers left to it)` ends the search when it returns False;
+        To be called where no node of `node_pool` has them without that: only the nodes of reclaimed workers are looked
+        at. The reclaimed GPUs may instead go to a worker for which GPUs that are free now were reserved; then `gpus`
+        are handed out at once. `may_take(holder, extra workers left to it)` ends the search when it returns False;
         `spared` skips a holder. Calls with `may_take` come in the policy's order of lending: what was in vain is not
         tried again before the reclaims of others change something.
         """
-        if may_take is not None and (site, gpus) in self._futile:
+        if may_take is not None and (node_pool, gpus) in self._futile:
             return Supply.NEVER
-        supply, _ = self._cover(capacity, site, gpus, 1, may_take, spared)
+        supply, _ = self._cover(capacity, node_pool, gpus, 1, may_take, spared)
         if supply is Supply.NEVER and may_take is not None:
-            self._futile.add((site, gpus))
+            self._futile.add((node_pool, gpus))
         return supply
 
-    def cover_some(self, capacity: Capacity, site: NodePool, gpus: int, workers: int) -> tuple[Supply, int]:
+    def cover_some(self, capacity: Capacity, node_pool: NodePool, gpus: int, workers: int) -> tuple[Supply, int]:
         """Do so for each of as many of `workers` as take all that is given back for them.
 
         Return when the last of them has its GPUs, and for how many that was done, one that leaves something included.
         What it leaves may be enough for the next. NEVER: there are not enough for all.
         """
-        return self._cover(capacity, site, gpus, workers, None, None)
+        return self._cover(capacity, node_pool, gpus, workers, None, None)
 
     def _swap(self, swap: Swap, line: ReclaimOrder, gpus: int, workers: int) -> int:
-        """Serve as many of `workers` as the loans at the head of the line can, one each, as `_cover` would.
+        """Serve as many of `workers` as the extra workers at the head of the line can, one each, as `_cover` would.
 
-        Thousands of loans go back in a plan, nearly all of them like this. `swap` is that of the capacity.
+        Thousands of extra workers go back in a plan, nearly all of them like this. `swap` is that of the capacity.
         """
-        made, is_out, below = self._asks.made, self._asks.is_out, self._loans.below
+        made, is_out, below = self._reclaim_requests.made, self._reclaim_requests.is_out, self._extra_workers.below
         for served in range(workers):
-            loan = line.at(line.first)
-            if loan is None:
+            extra_worker = line.at(line.first)
+            if extra_worker is None:
                 return served
-            taken = made.get(loan.job.key)
-            if taken is not None and loan.worker.index >= taken.extra:  # the job has given this one: it gives another
-                loan = below(loan.job.key, taken.extra)
-            if loan is None or not self._swap_one(swap, loan, taken, gpus):
+            taken = made.get(extra_worker.job.key)
+            if (
+                taken is not None and extra_worker.worker.index >= taken.extra
+            ):  # the job has given this one: it gives another
+                extra_worker = below(extra_worker.job.key, taken.extra)
+            if extra_worker is None or not self._swap_one(swap, extra_worker, taken, gpus):
                 return served
             line.first += 1
             if line.first < line.read:
                 line.pass_over(is_out)
         return workers
 
-    def _swap_one(self, swap: Swap, loan: ExtraWorker, taken: ReclaimRequest | None, gpus: int) -> bool:
-        """Ask for a loan where a worker of `gpus` takes its GPUs; return whether that is so.
+    def _swap_one(self, swap: Swap, extra_worker: ExtraWorker, taken: ReclaimRequest | None, gpus: int) -> bool:
+        """Ask for an extra worker where a worker of `gpus` takes its GPUs; return whether that is so.
 
         `taken` is what its job is asked for already.
         """
-        worker = loan.worker
-        swapped = swap(worker.node or "", loan.goods.requests) if worker.gpus == gpus else None
+        worker = extra_worker.worker
+        swapped = swap(worker.node or "", extra_worker.resources.requests) if worker.gpus == gpus else None
         if swapped is None:
             return False
         if not swapped:
@@ -147,71 +150,75 @@ class ReclaimQueue:
             self._futile.clear()
         if taken is None:
             self._futile.clear()
-            self._asks.ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
+            self._reclaim_requests.ask(extra_worker, Reason.NEEDED_BY_OTHER_JOB, None)
         else:
-            self._asks.ask_more(taken, loan)
+            self._reclaim_requests.ask_more(taken, extra_worker)
         return True
 
     def _cover(
         self,
         capacity: Capacity,
-        site: NodePool,
+        node_pool: NodePool,
         gpus: int,
         workers: int,
         may_take: MayTake | None,
         spared: Callable[[JobFacts], bool] | None,
     ) -> tuple[Supply, int]:
-        line, supply = self._lines.get(site.gpu_type), Supply.NOW
+        line, supply = self._lines.get(node_pool.gpu_type), Supply.NOW
         if line is None:
             return Supply.NEVER, 0
-        turns = partial(in_turn, line, self._loans, self._asks.made, may_take)
-        search, tried, found, begin = turns(), list[ExtraWorker](), dict[str, ResourceVector](), line.first
+        reclaim_candidates = partial(in_turn, line, self._extra_workers, self._reclaim_requests.made, may_take)
+        search, tried, found, begin = reclaim_candidates(), list[ExtraWorker](), dict[str, ResourceVector](), line.first
         """By node: what those tried hold of it."""
-        takes_all, served, swap = may_take is None and spared is None, 0, capacity.swapping(site, gpus)
+        takes_all, served, swap = may_take is None and spared is None, 0, capacity.swapping(node_pool, gpus)
         while served < workers:
             if takes_all and not tried:
                 swapped = self._swap(swap, line, gpus, workers - served)
                 if swapped:
-                    search, begin, supply = turns(), line.first, Supply.LATER
+                    search, begin, supply = reclaim_candidates(), line.first, Supply.LATER
                     served += swapped
                     continue
-            for loan in search:
-                node = loan.worker.node
-                if node is None or not capacity.is_in(site, node):
+            for extra_worker in search:
+                node = extra_worker.worker.node
+                if node is None or not capacity.is_in(node_pool, node):
                     continue
-                if spared is not None and spared(loan.job):
+                if spared is not None and spared(extra_worker.job):
                     continue
-                alone = node not in found and not (tried and tried[-1].job is loan.job)
-                is_swapped = alone and self._swap_one(swap, loan, self._asks.made.get(loan.job.key), gpus)
+                alone = node not in found and not (tried and tried[-1].job is extra_worker.job)
+                is_swapped = alone and self._swap_one(
+                    swap, extra_worker, self._reclaim_requests.made.get(extra_worker.job.key), gpus
+                )
                 if is_swapped:
                     break
-                tried.append(loan)
-                goods = found[node] = loan.goods if node not in found else found[node] + loan.goods
-                if capacity.fits_with(node, site, gpus, goods):
+                tried.append(extra_worker)
+                resources = found[node] = (
+                    extra_worker.resources if node not in found else found[node] + extra_worker.resources
+                )
+                if capacity.fits_with(node, node_pool, gpus, resources):
                     break
             else:
                 return Supply.NEVER, served
             served += 1
             if is_swapped:
-                line.pass_over(self._asks.is_out)
+                line.pass_over(self._reclaim_requests.is_out)
                 supply = Supply.LATER
                 if line.first != begin:
-                    search, tried, found, begin = turns(), [], {}, line.first
+                    search, tried, found, begin = reclaim_candidates(), [], {}, line.first
                 continue
-            asked, all_known = self._ask_for([loan] if alone else tried, node)
-            is_even = _is_even(capacity, asked, site, gpus)
+            asked, all_known = self._ask_for([extra_worker] if alone else tried, node)
+            is_even = _is_even(capacity, asked, node_pool, gpus)
             if not (is_even and all_known):
                 self._futile.clear()
-            line.pass_over(self._asks.is_out)
+            line.pass_over(self._reclaim_requests.is_out)
             if not is_even:
                 self.surplus += 1
                 for each in asked:
-                    capacity.expect(each.worker.node, each.worker.gpus, each.goods.requests)
-                return min(supply, capacity.hold_at(site, node, gpus)), served
-            supply = min(supply, capacity.exchange(site, node, gpus, loan.goods.requests))
+                    capacity.expect(each.worker.node, each.worker.gpus, each.resources.requests)
+                return min(supply, capacity.hold_at(node_pool, node, gpus)), served
+            supply = min(supply, capacity.exchange(node_pool, node, gpus, extra_worker.resources.requests))
             if line.first != begin:  # others are next in the order of reclaim
-                search, tried, found, begin = turns(), [], {}, line.first
-            else:  # the search would fail for the same loans as before up to this one: no node has more than it had
+                search, tried, found, begin = reclaim_candidates(), [], {}, line.first
+            else:  # the search would fail for the same ones as before up to this one: no node has more than it had
                 tried.pop()
                 del found[node]
         return supply, workers
@@ -221,48 +228,63 @@ class ReclaimQueue:
 
         First those that are known to use GPUs that have failed.
         """
-        there = [loan for line in self._lines.values() for loan in line if loan.worker.node == node] if gpus > 0 else []
-        for loan in sorted(there, key=lambda loan: not loan.worker.broken):
+        there = (
+            [extra_worker for line in self._lines.values() for extra_worker in line if extra_worker.worker.node == node]
+            if gpus > 0
+            else []
+        )
+        for extra_worker in sorted(there, key=lambda extra_worker: not extra_worker.worker.broken):
             if gpus <= 0:
                 return
-            if not self._asks.is_out(loan):
-                gpus -= sum(other.worker.gpus for other in self._above(loan) if other.worker.node == node)
-                for other in self._above(loan):
-                    capacity.expect(other.worker.node, other.worker.gpus, other.goods.requests)
-                self._asks.ask(loan, Reason.GPU_LOST, by)
+            if not self._reclaim_requests.is_out(extra_worker):
+                gpus -= sum(other.worker.gpus for other in self._above(extra_worker) if other.worker.node == node)
+                for other in self._above(extra_worker):
+                    capacity.expect(other.worker.node, other.worker.gpus, other.resources.requests)
+                self._reclaim_requests.ask(extra_worker, Reason.GPU_LOST, by)
 
     def lent_in_namespace(self, key: str, lacks: Mapping[str, int]) -> list[ExtraWorker] | None:
-        """Return as few loans in the namespace of the job `key` as request what it `lacks`, by resource.
+        """Return as few extra workers in the namespace of the job `key` as request what it `lacks`, by resource.
 
         None where there are not enough.
         """
         prefix, missing = f"{key.partition('/')[0]}/", dict(lacks)
         found: list[ExtraWorker] = []
         for line in self._lines.values():
-            for loan in line:
+            for extra_worker in line:
                 if not any(amount > 0 for amount in missing.values()):
                     break
-                if not loan.job.key.startswith(prefix) or loan.job.reclaim is not None or self._asks.is_out(loan):
+                if (
+                    not extra_worker.job.key.startswith(prefix)
+                    or extra_worker.job.reclaim is not None
+                    or self._reclaim_requests.is_out(extra_worker)
+                ):
                     continue
-                demand = {**dict(loan.goods.requests), loan.job.terms.gpu_resource: loan.goods.gpus}
+                demand = {
+                    **dict(extra_worker.resources.requests),
+                    extra_worker.job.terms.gpu_resource: extra_worker.resources.gpus,
+                }
                 if any(demand.get(name) for name, amount in missing.items() if amount > 0):
-                    found.append(loan)
+                    found.append(extra_worker)
                     missing = {name: amount - demand.get(name, 0) for name, amount in missing.items()}
         return None if any(amount > 0 for amount in missing.values()) else found
 
-    def ask_back(self, capacity: Capacity, loans: Iterable[ExtraWorker]) -> None:
-        """Reclaim these loans, whoever gets their GPUs."""
-        for loan in loans:
-            capacity.expect(loan.worker.node, loan.worker.gpus, loan.goods.requests)
-            self._asks.ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
+    def ask_back(self, capacity: Capacity, extra_workers: Iterable[ExtraWorker]) -> None:
+        """Reclaim these extra workers, whoever gets their GPUs."""
+        for extra_worker in extra_workers:
+            capacity.expect(extra_worker.worker.node, extra_worker.worker.gpus, extra_worker.resources.requests)
+            self._reclaim_requests.ask(extra_worker, Reason.NEEDED_BY_OTHER_JOB, None)
 
     def notices(self) -> list[NoticeReclaim]:
         """Return the notice for each job that must give back workers."""
-        return self._asks.notices()
+        return self._reclaim_requests.notices()
 
-    def _above(self, loan: ExtraWorker) -> list[ExtraWorker]:
-        above = (other for other in self._loans.of(loan.job.key) if other.worker.index >= loan.worker.index)
-        return [other for other in above if not self._asks.is_out(other)]
+    def _above(self, extra_worker: ExtraWorker) -> list[ExtraWorker]:
+        above = (
+            other
+            for other in self._extra_workers.of(extra_worker.job.key)
+            if other.worker.index >= extra_worker.worker.index
+        )
+        return [other for other in above if not self._reclaim_requests.is_out(other)]
 
     def _ask_for(self, tried: list[ExtraWorker], node: str) -> tuple[list[ExtraWorker], bool]:
         """Of `tried`, reclaim those on `node` and those that must leave before them.
@@ -270,40 +292,42 @@ class ReclaimQueue:
         Return those, and whether all their holders were asked for something before.
         """
         if len(tried) == 1:
-            known = tried[0].job.key in self._asks.made
-            self._asks.ask(tried[0], Reason.NEEDED_BY_OTHER_JOB, None)
+            known = tried[0].job.key in self._reclaim_requests.made
+            self._reclaim_requests.ask(tried[0], Reason.NEEDED_BY_OTHER_JOB, None)
             return tried, known
         lowest: dict[str, int] = {}
         asked, all_known = [], True
-        for loan in tried:
-            if loan.worker.node == node:
-                lowest[loan.job.key] = loan.worker.index
-        for loan in tried:
-            if loan.worker.index >= lowest.get(loan.job.key, loan.job.extra):
-                all_known = all_known and loan.job.key in self._asks.made
-                asked.append(loan)
-                self._asks.ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
+        for extra_worker in tried:
+            if extra_worker.worker.node == node:
+                lowest[extra_worker.job.key] = extra_worker.worker.index
+        for extra_worker in tried:
+            if extra_worker.worker.index >= lowest.get(extra_worker.job.key, extra_worker.job.extra):
+                all_known = all_known and extra_worker.job.key in self._reclaim_requests.made
+                asked.append(extra_worker)
+                self._reclaim_requests.ask(extra_worker, Reason.NEEDED_BY_OTHER_JOB, None)
         return asked, all_known
 
 
-def _is_even(capacity: Capacity, asked: Sequence[ExtraWorker], site: NodePool, gpus: int) -> bool:
+def _is_even(capacity: Capacity, asked: Sequence[ExtraWorker], node_pool: NodePool, gpus: int) -> bool:
     """Return whether a worker of `gpus` takes all that `asked` give back: nothing is left that others could use."""
     if len(asked) != 1 or asked[0].worker.gpus != gpus:
         return False
-    same = asked[0].job.terms.constraints.requests == site.requests
+    same = asked[0].job.terms.constraints.requests == node_pool.requests
     return same or not capacity.can_run_short(asked[0].worker.node)
 
 
 def in_turn(
-    line: ReclaimOrder, loans: ExtraWorkers, made: Mapping[str, ReclaimRequest], may_take: MayTake | None
+    line: ReclaimOrder, extra_workers: ExtraWorkers, made: Mapping[str, ReclaimRequest], may_take: MayTake | None
 ) -> Iterator[ExtraWorker]:
     """Yield candidates for reclaim.
 
-    Where one loan is not enough, its holder's other loans follow directly: a worker of many GPUs thus takes from as
-    few jobs as possible. What a job is asked for already, as `made` says, is left out.
+    Where one extra worker is not enough, its holder's other extra workers follow directly: a worker of many GPUs thus
+    takes from as few jobs as possible. What a job is asked for already, as `made` says, is left out.
     """
     seen, at = set[str](), line.first
-    run = at  # where the loans begin, up to `at`, whose holders are asked for all: no search need read them again
+    run = (
+        at  # where the extra workers begin, up to `at`, whose holders are asked for all: no search need read them again
+    )
     while True:
         beyond = line.beyond.get(at)
         if beyond is not None:
@@ -319,16 +343,20 @@ def in_turn(
         if key in seen:
             run = at
             continue
-        own, asked = loans.of(key), made.get(key)
+        own, asked = extra_workers.of(key), made.get(key)
         if asked is not None and own[-1].worker.index >= asked.extra:
             line.beyond[run] = at
             continue
         seen.add(key)
         run = at
         for place in range(first.place, len(own)):
-            loan = own[place]
-            if may_take is not None and place > first.place and not may_take(loan.job, loan.worker.index):
+            extra_worker = own[place]
+            if (
+                may_take is not None
+                and place > first.place
+                and not may_take(extra_worker.job, extra_worker.worker.index)
+            ):
                 break
             asked = made.get(key)
-            if asked is None or loan.worker.index < asked.extra:
-                yield loan
+            if asked is None or extra_worker.worker.index < asked.extra:
+                yield extra_worker

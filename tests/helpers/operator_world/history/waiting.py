@@ -67,9 +67,9 @@ class Waiting:
             expected, why = (Reason.PRIORITY_TOO_HIGH,), f"is above {limit}"
         elif held_until is not None and held_until.timestamp() > self._world.now:
             expected, why = tuple(REFUSALS), "is held back"
-        elif not self._sites(job, bare=True):
+        elif not self._node_pools(job, bare=True):
             expected, why = (Reason.TOO_LARGE,), "is too large"
-        elif not self._sites(job, bare=False):
+        elif not self._node_pools(job, bare=False):
             expected, why = (Reason.UNSCHEDULABLE,), "fits on no node"
         elif job.is_barred(self._world.now):
             expected, why = (Reason.NODES_AVOIDED, Reason.HELD_BY_POLICY, *_BUSY), "was refused by a node"
@@ -80,7 +80,7 @@ class Waiting:
         demand(reason in expected, 4, f"{job.key} {why} and says {reason}")
         return False
 
-    def _sites(self, job: Seen, *, bare: bool) -> set[str]:
+    def _node_pools(self, job: Seen, *, bare: bool) -> set[str]:
         """Return the types of GPU on which a job would fit if nobody else ran."""
         return {kind for kind in self._room.types() if self._room.size(job, kind, bare=bare) >= job.base}
 
@@ -90,7 +90,7 @@ class Waiting:
         """Judge what a job waits for; `given`: GPUs are being given back."""
         reason = job.reason
         others = [each for each in jobs if each.waits and each.key != job.key and not each.spec.get("suspend")]
-        allowed = {kind for kind in self._sites(job, bare=False) if self._quotas.allows(job, kind)}
+        allowed = {kind for kind in self._node_pools(job, bare=False) if self._quotas.allows(job, kind)}
         alike = [each for each in others if self._quotas.are_shared(job, each)]
         near = [each for each in others if each.namespace == job.namespace]
         if reason is Reason.MIN_RUNTIME:
@@ -101,7 +101,7 @@ class Waiting:
             order = {share.job: place for place, share in enumerate(plan.shares)}
             is_first = all(order.get(job.key, 0) < order.get(each.key, 0) for each in alike)
             may_start = not near and self._quotas.namespace_fits(job, job.base, jobs)
-            owed_quota = any(self._quotas.owes(job, kind, jobs) for kind in self._sites(job, bare=False))
+            owed_quota = any(self._quotas.owes(job, kind, jobs) for kind in self._node_pools(job, bare=False))
             if is_first and may_start and owed_quota:
                 what = f"{job.key} waits for its own quota, which others have borrowed,"
                 self._returns.expect(what, checked, "is owed a quota", needs_notice=False)

@@ -48,9 +48,9 @@ async def talking_to(script: Script, may_write: Callable[[], bool] = lambda: Tru
     app.router.add_route("*", "/{path:.*}", script.answer)
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+    node_pool = web.TCPSite(runner, "127.0.0.1", 0)
+    await node_pool.start()
+    port = node_pool._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
     configuration = Configuration(host=f"http://127.0.0.1:{port}")
     configuration.client_session_kwargs = {"trust_env": False}
     api = ApiClient(configuration)

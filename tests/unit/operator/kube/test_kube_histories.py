@@ -121,8 +121,8 @@ def test_defaults_of_limit_ranges_that_are_not_looked_at_break_clause_2(monkeypa
 
 
 def _starts_no_gang(right: Callable[..., Any]) -> Callable[..., Any]:
-    def start(self: Starting, job: JobFacts, sites: Any) -> Any:
-        return Reason.NO_FREE_GPU if job.terms.min_replicas > 2 else right(self, job, sites)
+    def start(self: Starting, job: JobFacts, node_pools: Any) -> Any:
+        return Reason.NO_FREE_GPU if job.terms.min_replicas > 2 else right(self, job, node_pools)
 
     return start
 

@@ -199,7 +199,7 @@ def test_what_a_pod_requests_besides_gpus(spec, requests):
 # ---- effective requests of pods
 
 
-def asks(gpus: Any = None, restart: str | None = None, **resources: Any) -> dict[str, Any]:
+def reclaim_requests(gpus: Any = None, restart: str | None = None, **resources: Any) -> dict[str, Any]:
     limits = {} if gpus is None else {"limits": {GPU: gpus}}
     return {"resources": {**limits, **resources}, **({"restartPolicy": restart} if restart else {})}
 
@@ -207,14 +207,26 @@ def asks(gpus: Any = None, restart: str | None = None, **resources: Any) -> dict
 @pytest.mark.parametrize(
     ("spec", "gpus"),
     [
-        ({"containers": [asks("1"), asks("2"), asks()]}, 3),
-        ({"containers": [asks(None, requests={GPU: "4"})]}, 4),
-        ({"containers": [asks("1")], "initContainers": [asks("4"), asks("2")]}, 4),
-        ({"containers": [asks("3")], "initContainers": [asks("1")]}, 3),
-        ({"containers": [asks("1")], "initContainers": [asks("2", "Always")]}, 3),
-        ({"containers": [asks("1")], "initContainers": [asks("1", "Always"), asks("4")]}, 5),
-        ({"containers": [asks("1")], "initContainers": [asks("4"), asks("1", "Always")]}, 4),
-        ({"containers": [asks("-1"), asks("x"), {"resources": None}, {}]}, 0),
+        ({"containers": [reclaim_requests("1"), reclaim_requests("2"), reclaim_requests()]}, 3),
+        ({"containers": [reclaim_requests(None, requests={GPU: "4"})]}, 4),
+        ({"containers": [reclaim_requests("1")], "initContainers": [reclaim_requests("4"), reclaim_requests("2")]}, 4),
+        ({"containers": [reclaim_requests("3")], "initContainers": [reclaim_requests("1")]}, 3),
+        ({"containers": [reclaim_requests("1")], "initContainers": [reclaim_requests("2", "Always")]}, 3),
+        (
+            {
+                "containers": [reclaim_requests("1")],
+                "initContainers": [reclaim_requests("1", "Always"), reclaim_requests("4")],
+            },
+            5,
+        ),
+        (
+            {
+                "containers": [reclaim_requests("1")],
+                "initContainers": [reclaim_requests("4"), reclaim_requests("1", "Always")],
+            },
+            4,
+        ),
+        ({"containers": [reclaim_requests("-1"), reclaim_requests("x"), {"resources": None}, {}]}, 0),
         ({}, 0),
     ],
 )
@@ -683,7 +695,7 @@ def test_a_status_is_read_apart():
 
 def full_pod() -> dict[str, Any]:
     raw = raw_worker(JOB, phase="Failed", state=terminated(1, reason="Error", message="m"), reason="Evicted")
-    raw["spec"]["initContainers"] = [asks("1", "Always"), asks("2")]
+    raw["spec"]["initContainers"] = [reclaim_requests("1", "Always"), reclaim_requests("2")]
     raw["spec"]["nodeSelector"] = {"nvidia.com/gpu.product": "a"}
     raw["spec"]["schedulingGates"] = [{"name": "g"}]
     raw["metadata"]["annotations"] = {"espalier.dev/allocation": '{"allocation": {"generation": 3}}'}

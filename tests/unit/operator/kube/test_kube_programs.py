@@ -184,9 +184,9 @@ async def serving(handler: Handler) -> AsyncIterator[tuple[KubeClient, int]]:
     app.router.add_route("GET", "/{path:.*}", handler)
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port: int = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+    node_pool = web.TCPSite(runner, "127.0.0.1", 0)
+    await node_pool.start()
+    port: int = node_pool._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
     configuration = Configuration(host=f"http://127.0.0.1:{port}")
     configuration.client_session_kwargs = {"trust_env": False}
     api = ApiClient(configuration)

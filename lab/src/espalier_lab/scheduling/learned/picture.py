@@ -214,13 +214,13 @@ class _Fixed:
         known, steps, best = np.zeros(count), np.full(count, _LEAST_STEPS), np.zeros(count)
         seconds = np.full((count, width), np.inf)
         for row, job in enumerate(jobs):
-            outlook = view.outlooks.get(job.key)
-            if outlook is None:
+            speed_model = view.speed_models.get(job.key)
+            if speed_model is None:
                 continue
             first, size = int(base[row]), int(most[row]) + 1
-            own = [outlook.step_seconds(workers) for workers in range(first, size)]
+            own = [speed_model.step_seconds(workers) for workers in range(first, size)]
             seconds[row, first:size] = own
-            known[row], steps[row] = 1.0, max(_LEAST_STEPS, outlook.remaining_steps)
+            known[row], steps[row] = 1.0, max(_LEAST_STEPS, speed_model.remaining_steps)
             best[row] = steps[row] * min(own)
         columns = _gains(seconds, most, known > 0)
         return cls(

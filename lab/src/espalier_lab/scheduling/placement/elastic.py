@@ -43,7 +43,7 @@ class ElasticJob(ContendingJob):
         return adascale_gain(1.0, noise, workers) / adascale_gain(1.0, noise, self.requested)
 
     @property
-    def outlook(self) -> SpeedModel:
+    def speed_model(self) -> SpeedModel:
         """Its speed alone on ideal nodes."""
         return self
 

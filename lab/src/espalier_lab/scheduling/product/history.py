@@ -76,7 +76,7 @@ def workload_of(folder: Path) -> HistoryWorkload:
     return HistoryWorkload(
         nodes=history.nodes,
         most_jobs=min(MOST_JOBS, len(jobs)),
-        elastic=sum(history.elastic_job(index).outlook is not None for index in order),
+        elastic=sum(history.elastic_job(index).speed_model is not None for index in order),
         _history=history,
         _order=order,
         _gap=max(span / (len(jobs) - 1), 1e-3),

@@ -252,8 +252,8 @@ def _template_problems(
     if len(requested) == 1:
         return shape
     if requested:
-        asks = "has limits of" if not claimed else "has limits of, or claims,"
-        return (*shape, f"{place}: {asks} {' and '.join(requested)}; a worker can use one of them")
+        reclaim_requests = "has limits of" if not claimed else "has limits of, or claims,"
+        return (*shape, f"{place}: {reclaim_requests} {' and '.join(requested)}; a worker can use one of them")
     missing = f"no container has a limit of {' or '.join(known)}{_hint(job, settings)}"
     return (*shape, f"{place}: {missing}; a worker needs one")
 

@@ -89,7 +89,7 @@ class Operator:
             clock,
             observer=metrics,
             memory=self.policy_memory,
-            glance=self.backend.glance,
+            sync_figures=self.backend.sync_figures,
             follow_up_seconds=LATER,
             asking=asking,
         )

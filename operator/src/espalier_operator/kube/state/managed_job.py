@@ -186,7 +186,7 @@ class ManagedJob(WorkItem):
                 PendingChanges.NONE, FlushPriority.FIGURES
             )  # the last leader's late report; active jobs are due anyway
 
-    def picture(self) -> PlanInputs:
+    def plan_inputs(self) -> PlanInputs:
         """Return what plans are made by."""
         return PlanInputs(state=self.state, facts=self.facts, workers=self.workers)
 

@@ -45,7 +45,7 @@ def on(cluster: Cluster) -> dict[str, str | None]:
     return {key: each.gpu_type for key, each in cluster.jobs.items() if each.admitted_at is not None}
 
 
-class Turns:
+class Cycles:
     """Gives each job the type that it is told, the jobs in the order of their keys; None: it waits."""
 
     name, queue_order = "turns", "by turns"
@@ -63,7 +63,7 @@ class Turns:
         return Decision(shares=(*shares, *waiting), preempts=True)
 
 
-def settled(cluster: Cluster, policy: Turns) -> list[list[Any]]:
+def settled(cluster: Cluster, policy: Cycles) -> list[list[Any]]:
     """Step until nothing is left to do; stopped leaders save their checkpoints at different times."""
     found = []
     for _ in range(20):
@@ -86,7 +86,7 @@ def ring(*sizes: int, spare: int = 0, **terms: Any) -> Cluster:
     for at, size in enumerate(sizes):
         cluster.nodes[f"n{at}"] = Node(name=f"n{at}", gpu_type=f"t{at}", allocatable=size + spare)
     cluster.jobs = jobs
-    settled(cluster, Turns(**{f"j{at}": f"t{at}" for at in range(len(sizes))}))
+    settled(cluster, Cycles(**{f"j{at}": f"t{at}" for at in range(len(sizes))}))
     assert on(cluster) == {f"j{at}": f"t{at}" for at in range(len(sizes))}
     cluster.pass_time(100.0)
     return cluster

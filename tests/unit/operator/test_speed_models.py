@@ -15,7 +15,7 @@ from espalier_core.estimates.goodput import BatchLimits, StepTime, Throughput, f
 from espalier_operator.model import JobFacts, JobTerms, Node, Rules, Snapshot
 from espalier_operator.policies.marginal import OptimusPolicy
 from espalier_operator.policies.snapshot_view import decided
-from espalier_operator.policies.speed_models import MeasuredSpeedModel, outlooks_of
+from espalier_operator.policies.speed_models import MeasuredSpeedModel, speed_models_of
 
 TRUE = Throughput(
     alpha_compute=0.05,
@@ -93,9 +93,9 @@ def test_whatever_a_tenant_reports_the_prediction_is_a_positive_number(
     points: list[StepTime], workers: int, per_node: int
 ) -> None:
     facts = job("a", *points)
-    outlook = MeasuredSpeedModel(job=facts, gpus_per_node=per_node)
-    assert 0 < outlook.step_seconds(workers) < math.inf
-    assert 0 <= outlook.remaining_steps < math.inf
+    speed_model = MeasuredSpeedModel(job=facts, gpus_per_node=per_node)
+    assert 0 < speed_model.step_seconds(workers) < math.inf
+    assert 0 <= speed_model.remaining_steps < math.inf
 
 
 def test_a_fit_is_kept() -> None:
@@ -119,9 +119,9 @@ def job(name: str, *points: StepTime, **terms: object) -> JobFacts:
 
 
 def test_what_was_never_measured_scales_perfectly() -> None:
-    outlook = MeasuredSpeedModel(job=job("a"), gpus_per_node=8)
-    assert outlook.step_seconds(1) / outlook.step_seconds(4) == 4
-    assert outlook.remaining_steps * outlook.step_seconds(1) == pytest.approx(600)
+    speed_model = MeasuredSpeedModel(job=job("a"), gpus_per_node=8)
+    assert speed_model.step_seconds(1) / speed_model.step_seconds(4) == 4
+    assert speed_model.remaining_steps * speed_model.step_seconds(1) == pytest.approx(600)
     alone = MeasuredSpeedModel(job=job("a", measured(TRUE, 1, 1, 128)), gpus_per_node=8)
     assert alone.step_seconds(1) == pytest.approx(TRUE.step_seconds(1, 1, 128), rel=0.01)
     # The half of a step that does not depend on the batch is not shared.
@@ -131,25 +131,25 @@ def test_what_was_never_measured_scales_perfectly() -> None:
 
 def test_workers_that_do_not_fit_on_a_node_exchange_between_nodes() -> None:
     points = tuple(measured(TRUE, *place) for place in PLACES)
-    outlook = MeasuredSpeedModel(job=job("a", *points), gpus_per_node=4)
-    assert outlook.step_seconds(4) == pytest.approx(TRUE.step_seconds(1, 4, 12 * 12 / 4), rel=0.05)
-    assert outlook.step_seconds(8) == pytest.approx(TRUE.step_seconds(2, 8, 12 * 12 / 8), rel=0.05)
+    speed_model = MeasuredSpeedModel(job=job("a", *points), gpus_per_node=4)
+    assert speed_model.step_seconds(4) == pytest.approx(TRUE.step_seconds(1, 4, 12 * 12 / 4), rel=0.05)
+    assert speed_model.step_seconds(8) == pytest.approx(TRUE.step_seconds(2, 8, 12 * 12 / 8), rel=0.05)
 
 
 def test_what_was_measured_holds_where_the_model_cannot_follow() -> None:
     """Workers that share cores: with half of the batch each computes for twice as long."""
     alone = StepTime(nodes=1, workers=1, batch_size=64, step_seconds=0.002, sync_seconds=0.0)
     two = StepTime(nodes=1, workers=2, batch_size=32, step_seconds=0.008, sync_seconds=0.004)
-    outlook = MeasuredSpeedModel(job=job("a", alone, two), gpus_per_node=8)
-    assert outlook.step_seconds(1) == pytest.approx(0.002)
-    assert outlook.step_seconds(2) == pytest.approx(0.008)
-    assert outlook.step_seconds(3) > outlook.step_seconds(1)
+    speed_model = MeasuredSpeedModel(job=job("a", alone, two), gpus_per_node=8)
+    assert speed_model.step_seconds(1) == pytest.approx(0.002)
+    assert speed_model.step_seconds(2) == pytest.approx(0.008)
+    assert speed_model.step_seconds(3) > speed_model.step_seconds(1)
 
 
 def test_a_step_of_more_examples_counts_as_more_steps() -> None:
     points = (measured(TRUE, 1, 1, 64), measured(TRUE, 1, 2, 64))
-    outlook = MeasuredSpeedModel(job=job("a", *points, scales_batch=True), gpus_per_node=8)
-    assert outlook.step_seconds(2) == pytest.approx(TRUE.step_seconds(1, 2, 64) / 2, rel=0.05)
+    speed_model = MeasuredSpeedModel(job=job("a", *points, scales_batch=True), gpus_per_node=8)
+    assert speed_model.step_seconds(2) == pytest.approx(TRUE.step_seconds(1, 2, 64) / 2, rel=0.05)
 
 
 LIMITS = BatchLimits(batch_size=128, max_batch_size=8192)
@@ -172,9 +172,9 @@ def test_whatever_noise_a_tenant_reports_the_prediction_is_a_positive_number(
     points: list[StepTime], workers: int, noise: float
 ) -> None:
     facts = replace(job("a", *points, batch_limits=LIMITS), noise_scale=noise)
-    outlook = MeasuredSpeedModel(job=facts, gpus_per_node=8)
-    assert 0 < outlook.step_seconds(workers) < math.inf
-    assert 0 < outlook.goodput(1, workers) < math.inf
+    speed_model = MeasuredSpeedModel(job=facts, gpus_per_node=8)
+    assert 0 < speed_model.step_seconds(workers) < math.inf
+    assert 0 < speed_model.goodput(1, workers) < math.inf
 
 
 def test_a_snapshot_keeps_the_limits_of_batch_sizes() -> None:
@@ -186,7 +186,7 @@ def test_a_snapshot_keeps_the_limits_of_batch_sizes() -> None:
 def test_a_job_whose_extra_workers_do_not_train_has_no_outlook() -> None:
     node = Node(name="n", gpu_type="a", allocatable=8)
     jobs = [job("a"), job("b", trains_together=False)]
-    assert list(outlooks_of(Snapshot(taken_at=0.0, nodes=(node,)), jobs, 0.0)) == ["ns/a"]
+    assert list(speed_models_of(Snapshot(taken_at=0.0, nodes=(node,)), jobs, 0.0)) == ["ns/a"]
 
 
 def test_optimus_lends_by_what_was_measured() -> None:

@@ -172,10 +172,14 @@ class Story(Stage):
             one.restart()
         if self.random.random() < 0.3:
             self._cluster_moves()
-            away = self.random.choice((5.0, 40.0))
-            self.world.pass_time(away)
+            self._nobody_acts(self.random.choice((5.0, 40.0)))
             one.restart()
-            one.clauses.was_away(away)
+
+    def _nobody_acts(self, seconds: float) -> None:
+        """Let time pass for longer than operators take to look again."""
+        self.world.pass_time(seconds)
+        for each in self.operators:
+            each.clauses.was_away(seconds)
 
     def _operator_is_late(self) -> None:
         """It works on by what it saw, which is no longer so, or sees a part of what has changed."""
@@ -275,7 +279,7 @@ class Story(Stage):
         self._say("the operator is frozen, and another one acts")
         for _ in range(self.random.randint(0, 2)):
             self._leader_ends()
-            self.world.pass_time(self.random.choice((1.0, 20.0)))
+            self._nobody_acts(self.random.choice((1.0, 20.0)))
             self.rest()
         before = dict(self.world.jobs)
         known = {key: each.version for key, each in frozen.store.jobs.mapping().items()}

@@ -1,4 +1,4 @@
-"""A loop with Hugging Face's Accelerate, for one or many workers of a job: a small network reads handwritten digits."""
+"""A loop with Accelerate for one or many workers of a job: a network reads handwritten digits."""
 
 import sys
 
@@ -17,14 +17,17 @@ def main() -> None:
     """Train, then print the accuracy on the fifth of the images that was held out."""
     torch.manual_seed(0)
     digits = load_digits()
-    images, labels = torch.tensor(digits.images, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    images = torch.tensor(digits.images, dtype=torch.float32) / 16
+    labels = torch.tensor(digits.target)
     held_out = torch.arange(len(labels)) % 5 == 0
-    loader = DataLoader(TensorDataset(images[~held_out], labels[~held_out]), batch_size=32, shuffle=True)
+    examples = TensorDataset(images[~held_out], labels[~held_out])
+    loader = DataLoader(examples, batch_size=32, shuffle=True)
 
     accelerator = Accelerator(gradient_accumulation_steps=2)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.003))
-    loop, loader = join(accelerator, model, optimizer, loader, grow=True)  # the loader is not prepared
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    model, optimizer = accelerator.prepare(model, optimizer)  # not the loader
+    loop, loader = join(accelerator, model, optimizer, loader, grow=True)
 
     for epoch in loop.epochs(EPOCHS):
         for inputs, targets in loader:
@@ -39,7 +42,8 @@ def main() -> None:
             print(f"epoch {epoch}: {len(list(model.parameters()))} parameters", flush=True)
 
     with torch.no_grad():
-        accuracy = (model(images[held_out].to(accelerator.device)).argmax(1).cpu() == labels[held_out]).float().mean()
+        answers = model(images[held_out].to(accelerator.device)).argmax(1).cpu()
+        accuracy = (answers == labels[held_out]).float().mean()
     print(f"accuracy {accuracy:.3f}")
     loop.report(test_accuracy=accuracy.item())
 

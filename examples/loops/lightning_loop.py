@@ -1,4 +1,4 @@
-"""A LightningModule that is trained by one or many workers of a job: a small network reads handwritten digits."""
+"""A LightningModule for one or many workers of a job: a network reads handwritten digits."""
 
 import sys
 
@@ -39,9 +39,11 @@ def main() -> None:
     """Train, then print the accuracy on the fifth of the images that was held out."""
     lightning.seed_everything(0)
     digits = load_digits()
-    images, labels = torch.tensor(digits.images, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    images = torch.tensor(digits.images, dtype=torch.float32) / 16
+    labels = torch.tensor(digits.target)
     held_out = torch.arange(len(labels)) % 5 == 0
-    loader = DataLoader(TensorDataset(images[~held_out], labels[~held_out]), batch_size=64, shuffle=True)
+    examples = TensorDataset(images[~held_out], labels[~held_out])
+    loader = DataLoader(examples, batch_size=64, shuffle=True)
     held = DataLoader(TensorDataset(images[held_out], labels[held_out]), batch_size=1000)
 
     module = Reader()
@@ -60,7 +62,8 @@ def main() -> None:
     trainer.fit(module, elastic.batches, held)
 
     (figures,) = trainer.validate(module, held, verbose=False)
-    print(f"accuracy {figures['val_acc']:.3f}, {len(list(module.parameters()))} parameters", flush=True)
+    tensors = len(list(module.parameters()))
+    print(f"accuracy {figures['val_acc']:.3f}, {tensors} parameters", flush=True)
     elastic.loop.report(test_accuracy=figures["val_acc"])
 
 

@@ -1,4 +1,4 @@
-"""A loop whose model grows: extra workers try a growth first, and training continues with the copy that came best."""
+"""A loop whose model grows: extra workers try a growth first, and the best copy trains on."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -9,16 +9,19 @@ from espalier_trainer.own import join
 
 
 def main() -> None:
-    """Train until the time budget is over, then print the accuracy on images that were held out."""
+    """Train until the time budget is over, then print the accuracy on held-out images."""
     torch.manual_seed(0)
     digits = load_digits()
-    images, labels = torch.tensor(digits.images[:, None], dtype=torch.float32) / 16, torch.tensor(digits.target)
+    images = torch.tensor(digits.images[:, None], dtype=torch.float32) / 16
+    labels = torch.tensor(digits.target)
     number = torch.arange(len(labels)) % 10
     training, validation, test = number > 1, number == 0, number == 1
-    loader = DataLoader(TensorDataset(images[training], labels[training]), batch_size=64, shuffle=True)
+    examples = TensorDataset(images[training], labels[training])
+    loader = DataLoader(examples, batch_size=64, shuffle=True)
 
     model = nn.Sequential(
-        *(nn.Conv2d(1, 6, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(6, 8, 3, stride=2, padding=1), nn.ReLU()),
+        *(nn.Conv2d(1, 6, 3, stride=2, padding=1), nn.ReLU()),
+        *(nn.Conv2d(6, 8, 3, stride=2, padding=1), nn.ReLU()),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)),
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -39,7 +42,8 @@ def main() -> None:
     model.eval()
     accuracy = (model(images[test]).argmax(1) == labels[test]).float().mean().item()
     loop.report(test_accuracy=accuracy)
-    print(f"{sum(parameter.numel() for parameter in model.parameters())} parameters, accuracy {accuracy:.3f}")
+    size = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{size} parameters, accuracy {accuracy:.3f}")
 
 
 if __name__ == "__main__":

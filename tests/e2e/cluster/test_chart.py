@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from kube import PROJECT, SYSTEM, Nodes, Space, digits, helm, kubectl, pods_of, run, wait_for
 
 from espalier_agent.policies.policy import POLICY_FILE, default_policy, save_policy
+from pages import commands
 
 PREVIOUS = PROJECT / "tests" / "integration" / "data" / "espalier-0.1.0-alpha.tgz"
 IMAGE = "localhost/espalier-test-policy:dev"
@@ -41,9 +41,9 @@ def test_the_agent_takes_a_policy_from_a_config_map_as_the_book_says(
 ) -> None:
     nodes.set_gpus(2)
     section = (PROJECT / "docs" / "research.md").read_text().partition("\n### On a cluster\n")[2]
-    block = re.findall(r"^```sh\n(.*?)^```", section, re.M | re.S)[0]
+    create, upgrade = commands(section)[:2]
     try:
-        for line in block.splitlines():
+        for line in (create, upgrade):
             run("bash", "-c", line, folder=folder)
         kubectl("rollout", "status", "deployment/espalier-agent", "--namespace", SYSTEM, "--timeout=120s", timeout=150)
         grown = advised(space)[0]

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from importlib.util import find_spec
@@ -64,6 +65,14 @@ def test_the_book_builds_strictly_with_all_its_pages(site: Path) -> None:
     pages = {path.relative_to(DOCS).with_suffix(".html") for path in DOCS.rglob("*.md")}
     assert pages
     assert pages <= {path.relative_to(site) for path in site.rglob("*.html")}
+
+
+def test_a_page_has_neighbours_and_says_its_version_and_where_its_source_is(site: Path) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    page = (site / "train.html").read_text(encoding="utf-8")
+    assert "/blob/main/docs/train.md" in page
+    assert f"Espalier {version}," in page
+    assert page.count('class="md-footer__link md-footer__link--') == 2
 
 
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:

@@ -36,6 +36,14 @@ def test_what_is_copied_can_be_pasted(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_fits_its_column(page: Path) -> None:
+    """At a width of 1,400 pixels, beside both menus."""
+    found = [*re.findall(r"^```[^\n]*\n(.*?)^```", page.read_text(), re.M | re.S), *included(page)]
+    long = [line for text in found for line in text.splitlines() if len(line) > 118]
+    assert not long, f"{page.name}: break {long[0]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if not target.startswith("http"):

@@ -134,7 +134,7 @@ PROGRAMS = [
     for number, text in enumerate([*blocks(ROOT / "docs" / page, "python"), *included(ROOT / "docs" / page)])
 ]
 OURS = {
-    "loop": Source("espalier_trainer.user_loop.loop").has("Loop"),
+    "loop": Source("espalier_trainer.user_loop.loop").has("UserLoop"),
     "elastic": Source("espalier_trainer.integrations.lightning").has("ElasticWorker"),
 }
 

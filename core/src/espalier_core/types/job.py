@@ -57,6 +57,7 @@ __all__ = [
     "AdaptationSpec",
     "AdaptiveTrainingJob",
     "AgentRef",
+    "BasePreemption",
     "BatchSizing",
     "CheckpointSpec",
     "DatasetSpec",

@@ -15,7 +15,7 @@ from espalier_operator.model.queues import QueueUsage
 from espalier_operator.planner.lifecycle import JobLimits, PlanBuilder, ends_by, stop_seconds
 from espalier_operator.planner.places import Avoidance, WorkerPlacer
 from espalier_operator.planner.pool import Pool
-from espalier_operator.planner.preemption import BasePreemption, GpuTypeMigrations
+from espalier_operator.planner.preemption import GpuTypeMigrations, Preemptor
 from espalier_operator.planner.reservations import HeldGpus, Reservations
 from espalier_operator.planner.worker_index import WorkerIndex
 from espalier_operator.policies import Policy
@@ -82,7 +82,7 @@ class PlanningCycle:
         for job in self.running:
             if self.order.is_elsewhere(job) and self.places.node_pool_on(job, self.order.gpu_type(job) or "") is None:
                 self.order.let_stay(job)
-        self.preemption = BasePreemption(
+        self.preemption = Preemptor(
             running=self._yielding() if self.order.preempts else (),
             order=self.order,
             capacity=self.capacity,

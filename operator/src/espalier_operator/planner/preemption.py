@@ -30,7 +30,7 @@ _Move = tuple[JobFacts, NodePool]
 
 
 @dataclass(slots=True, kw_only=True)
-class BasePreemption:
+class Preemptor:
     """The preemption of base GPUs in one plan."""
 
     running: Sequence[JobFacts]
@@ -142,7 +142,7 @@ class BasePreemption:
 class GpuTypeMigrations:
     """The moves of one plan."""
 
-    preemption: BasePreemption
+    preemption: Preemptor
     order: LendingOrder
     capacity: Capacity
     pool: Pool

@@ -21,8 +21,8 @@ from espalier_cli.main import cli
 from espalier_core.files.documents import print_or_write, write_text_atomically
 from espalier_core.types.job import KIND, JobSpec
 from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_generate.crd import Schema, structural
 from espalier_generate.crd_rules import RULES
-from espalier_generate.crd_schema import Schema, structural
 
 _JOB_HEAD: Final = """\
 # The job, field by field

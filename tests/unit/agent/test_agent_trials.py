@@ -19,7 +19,7 @@ from test_agent_goes_on import run
 
 from agent_service import serving
 from espalier_agent.data import carried_tables
-from espalier_agent.evaluation.on_trials import (
+from espalier_agent.evaluation.gate import (
     OnTrials,
     clustered_interval,
     compare_on_trials,

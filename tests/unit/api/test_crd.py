@@ -20,9 +20,15 @@ from espalier_core.growth import operation_names
 from espalier_core.types.job import AdaptiveTrainingJob, JobSpec
 from espalier_core.types.queue import Queue, QueueSpec
 from espalier_core.types.status import JobStatus
-from espalier_generate.crd import NAME, custom_resource_definition, definitions, queue_definition
+from espalier_generate.crd import (
+    NAME,
+    SchemaError,
+    custom_resource_definition,
+    definitions,
+    queue_definition,
+    structural,
+)
 from espalier_generate.crd_rules import RULES
-from espalier_generate.crd_schema import SchemaError, structural
 
 PROJECT = Path(__file__).parents[3]
 FILE = PROJECT / "crds" / f"{NAME}.yaml"

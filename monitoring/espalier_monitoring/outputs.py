@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from espalier_core.metrics.catalogue import FAMILIES, LABELS, Exporter, MetricFamily
+from espalier_core.metrics import FAMILIES, LABELS, Exporter, MetricFamily
 from espalier_monitoring import agent, fleet, job
 from espalier_monitoring.alerts import rules_text
 from espalier_monitoring.boards import board_text
@@ -74,7 +74,7 @@ _SAYS = {
 
 _HEAD = """# Metrics
 
-<!-- Written by `make dashboards` from core/src/espalier_core/metrics/catalogue.py; change it there. -->
+<!-- Written by `make dashboards` from core/src/espalier_core/metrics.py; change it there. -->
 
 Names and units follow Prometheus' conventions: base units, `_total` for counters, `_ratio` for fractions of one. A
 histogram `x` has the series `x_bucket`, `x_count` and `x_sum`; a histogram of values that can be negative has no

@@ -35,7 +35,7 @@ from espalier_core.files.documents import dumps
 from espalier_core.growth.architecture import Architecture, GrowthPoint, Layer
 from espalier_core.k8s import resources
 from espalier_core.k8s.resources import Resource
-from espalier_core.metrics.catalogue import FAMILIES, Exporter, MetricFamily
+from espalier_core.metrics import FAMILIES, Exporter, MetricFamily
 from espalier_core.types.measurements import GradientNoise, GrowthForecast, Measurements
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import (

@@ -26,8 +26,7 @@ from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.policy import Policy, PolicyError, make_policy, save_policy
 from espalier_agent.service.app import create_app
 from espalier_agent.service.serving import PolicyWatch, ServiceSettings, Serving, Signature
-from espalier_core.metrics.catalogue import Exporter
-from espalier_core.metrics.exporting import Metrics
+from espalier_core.metrics import Exporter, Metrics
 from espalier_core.types.advice import AdviceRequest, AdviceResponse, OutcomeReport
 
 PATIENCE = 30.0

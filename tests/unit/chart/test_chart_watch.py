@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from charts import CHART, SYSTEM, Helm, bound_rights, of, one, parse, pod_templates
 
-from espalier_core.metrics.catalogue import JOB
+from espalier_core.metrics import JOB
 from espalier_core.types.status import JobStatus
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings

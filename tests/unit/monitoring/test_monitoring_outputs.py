@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from espalier_core.metrics.catalogue import FAMILIES, JOB, LABELS, Exporter
+from espalier_core.metrics import FAMILIES, JOB, LABELS, Exporter
 from espalier_core.types.report import WORKERS_METRIC
 from espalier_monitoring.alerts import ALERTS
 from espalier_monitoring.outputs import BOARDS, DASHBOARDS, RELABELLING, RULES, outputs, scrape_config_text

@@ -13,8 +13,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from espalier_core.files.documents import write_document
-from espalier_core.metrics.catalogue import Exporter
-from espalier_core.metrics.exporting import Metrics
+from espalier_core.metrics import Exporter, Metrics
 from espalier_core.types import environment
 from espalier_core.types.advice import Action
 from espalier_core.types.allocation import Allocation, AllocationDocument, TimeBudget

@@ -32,8 +32,7 @@ from espalier_agent.service.middleware import (
 from espalier_agent.service.proof import Authentication, Proofs, Reviewer
 from espalier_agent.service.serving import ServiceSettings, Serving
 from espalier_core.base import Record
-from espalier_core.metrics.catalogue import Exporter
-from espalier_core.metrics.exporting import CONTENT_TYPE, Metrics
+from espalier_core.metrics import CONTENT_TYPE, Exporter, Metrics
 from espalier_core.types.advice import AdviceRequest, AdviceResponse, OutcomeReceipt, OutcomeReport, PolicyVersion
 
 logger = logging.getLogger(__name__)

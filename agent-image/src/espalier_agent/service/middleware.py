@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from espalier_core.base import Record
-from espalier_core.metrics.exporting import Metrics
+from espalier_core.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 

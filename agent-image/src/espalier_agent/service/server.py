@@ -20,7 +20,7 @@ from espalier_agent.service.app import create_app
 from espalier_agent.service.proof import Authentication
 from espalier_agent.service.serving import ServiceSettings
 from espalier_core.files.documents import write_text_atomically
-from espalier_core.metrics.exporting import CONTENT_TYPE, Metrics
+from espalier_core.metrics import CONTENT_TYPE, Metrics
 
 DRAIN_SECONDS: Final = 1
 """How long requests in flight may still take after SIGTERM or SIGINT."""

@@ -29,7 +29,7 @@ from espalier_agent.policies.advice import Exploration, PolicyDecision, decide
 from espalier_agent.policies.policy import POLICY_FILE, Policy, PolicyError, load_policy
 from espalier_agent.service.proof import Authentication
 from espalier_core.base import Record
-from espalier_core.metrics.exporting import Metrics
+from espalier_core.metrics import Metrics
 from espalier_core.types.advice import AdviceRequest, PolicyVersion
 
 logger = logging.getLogger(__name__)

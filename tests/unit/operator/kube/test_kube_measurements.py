@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_core.metrics.catalogue import MetricType, family
+from espalier_core.metrics import MetricType, family
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource

@@ -9,7 +9,7 @@ from importlib.metadata import version
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from espalier_core.metrics.catalogue import FAMILIES, Exporter
+from espalier_core.metrics import FAMILIES, Exporter
 from espalier_core.types.reasons import Reason
 from espalier_core.types.status import JobStatus, SchedulingStatus, TimeBudgetStatus
 from espalier_operator.kube.metrics.exporter import KEPT_SECONDS, MOST_REMEMBERED, REMEMBERED_SECONDS, OperatorMetrics

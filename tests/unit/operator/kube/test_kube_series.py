@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_core.metrics.catalogue import FAMILIES, LABELS, Exporter, family
+from espalier_core.metrics import FAMILIES, LABELS, Exporter, family
 from espalier_core.types.measurements import GradientNoise, GrowthForecast, Measurements, Speed
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import WORKERS_METRIC, Adaptation, AdaptationResult, AdaptationSource, Metric

@@ -19,8 +19,7 @@ from typing import Any, Final
 
 from prometheus_client import start_http_server
 
-from espalier_core.metrics.catalogue import Exporter
-from espalier_core.metrics.exporting import Metrics
+from espalier_core.metrics import Exporter, Metrics
 from espalier_core.types import environment
 from espalier_core.types.events import AdaptationFinished, AnyEvent, EpochFinished, TrainerFinished, TrainerStarted
 from espalier_core.types.report import Report

@@ -11,8 +11,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from espalier_core.metrics import exporting
-from espalier_core.metrics.catalogue import Exporter, MetricType, family
+from espalier_core.metrics import Exporter, Metrics, MetricType, family
 from espalier_core.types.report import MAX_METRICS, MAX_PROBABILITIES
 from espalier_operator.kube.metrics.measurements import Measurement, Owner
 from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, Series, label_values, series_of
@@ -42,7 +41,7 @@ class OperatorMetrics:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """Start from zero; `clock` gives epoch seconds."""
         self._clock = clock
-        self._counted = exporting.Metrics(Exporter.OPERATOR, without=SCRAPED)
+        self._counted = Metrics(Exporter.OPERATOR, without=SCRAPED)
         self._scraped = _Scraped()
         self._counted.registry.register(self._scraped)
         self._counted.set("espalier_build_info", 1, version("espalier-operator"))

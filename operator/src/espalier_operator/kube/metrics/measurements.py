@@ -35,7 +35,7 @@ class Measurement:
     """An increment of a counter by `amount`, or an observation of it by a histogram."""
 
     metric: str
-    """Name in `espalier_core.metrics.catalogue`."""
+    """Name in `espalier_core.metrics`."""
     labels: tuple[str, ...]
     """Values, in the order of the metric's labels."""
     amount: float = 1.0

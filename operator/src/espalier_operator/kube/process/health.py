@@ -16,7 +16,7 @@ from typing import Final
 
 from aiohttp import web
 
-from espalier_core.metrics.exporting import CONTENT_TYPE
+from espalier_core.metrics import CONTENT_TYPE
 from espalier_operator.model import Snapshot
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from kubernetes.aio.client.api_client import ApiClient
 
 from espalier_core.k8s.client import NoAccessError
 from espalier_core.k8s.scraping import NOBODY_ASKED, CertificateError, scrapers_of, serve_metrics
-from espalier_core.metrics.exporting import CONTENT_TYPE
+from espalier_core.metrics import CONTENT_TYPE
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.client import AccessError, KubeClient, api_access
 from espalier_operator.kube.metrics.exporter import OperatorMetrics

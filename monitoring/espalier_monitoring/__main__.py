@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from espalier_core.files.documents import write_bytes_atomically, write_text_atomically
-from espalier_monitoring.drawing.reading import Prometheus, PrometheusError, Reader, ReadingError, Window, seconds_of
-from espalier_monitoring.drawing.sheet import drawn
 from espalier_monitoring.outputs import BOARDS, outputs
+from espalier_monitoring.reading import Prometheus, PrometheusError, Reader, ReadingError, Window, seconds_of
+from espalier_monitoring.sheet import drawn
 
 _POINTS: Final = 360
 """Along the level axis: about two pixels each."""

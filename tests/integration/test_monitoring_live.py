@@ -52,9 +52,9 @@ from espalier_core.validation.reading import load_job
 from espalier_monitoring.__main__ import main
 from espalier_monitoring.alerts import ALERTS, Alert
 from espalier_monitoring.boards import Board, Panel, Row
-from espalier_monitoring.drawing.reading import Prometheus, Reader, ReadingError, Window
-from espalier_monitoring.drawing.sheet import WIDTH, box
 from espalier_monitoring.outputs import BOARDS, RELABELLING, RULES
+from espalier_monitoring.reading import Prometheus, Reader, ReadingError, Window
+from espalier_monitoring.sheet import WIDTH, box
 from espalier_operator.model.actions import Action
 from promql_names import expressions, names
 

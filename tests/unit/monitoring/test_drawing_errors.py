@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from espalier_monitoring.__main__ import main
-from espalier_monitoring.drawing.reading import Prometheus, PrometheusError, Window
 from espalier_monitoring.outputs import outputs
+from espalier_monitoring.reading import Prometheus, PrometheusError, Window
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from espalier_monitoring.boards import Panel
-from espalier_monitoring.drawing.reading import DrawnBoard, DrawnPanel, Marked, Series, Window
-from espalier_monitoring.drawing.sheet import WIDTH, LegendEntry, arranged, box, caption, drawn, span, time_ticks
+from espalier_monitoring.reading import DrawnBoard, DrawnPanel, Marked, Series, Window
+from espalier_monitoring.sheet import WIDTH, LegendEntry, arranged, box, caption, drawn, span, time_ticks
 
 WINDOW = Window(1_700_000_000, 1_700_000_900, 15)
 PLACES = {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_monitoring.drawing.reading import (
+from espalier_monitoring.reading import (
     label_values,
     legend,
     length_of,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_monitoring.drawing.canvas import UNITS, text_of, ticks
+from espalier_monitoring.canvas import UNITS, text_of, ticks
 from espalier_monitoring.outputs import BOARDS
 
 FACTORS = {" ": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12, "Mil": 1e6, "Bil": 1e9, "Tri": 1e12}

@@ -15,8 +15,8 @@ import numpy as np
 from grafana_foundation_sdk.models.dashboard import GridPos
 from matplotlib.axes import Axes
 
-from espalier_monitoring.drawing.canvas import GRID, INK, MUTED, Box, Canvas, text_of, ticks
-from espalier_monitoring.drawing.reading import DrawnBoard, DrawnPanel, Marked, Values, Window, length_of
+from espalier_monitoring.canvas import GRID, INK, MUTED, Box, Canvas, text_of, ticks
+from espalier_monitoring.reading import DrawnBoard, DrawnPanel, Marked, Values, Window, length_of
 
 WIDTH: Final = 1600
 """Pixels."""

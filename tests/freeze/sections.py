@@ -154,9 +154,10 @@ def help_texts(at: Place) -> Items:
     def tree(words: tuple[str, ...]) -> Items:
         text = at.help(*words)
         yield " ".join(("espalier", *words)), text
-        _, _, commands = text.partition("\nCommands:\n")
-        for name in re.findall(r"^  (\S+)", commands.split("\n\n")[0], re.M):
-            yield from tree((*words, name))
+        # Sections of commands follow that of the options, each with a heading.
+        for block in text.partition("\nOptions:\n")[2].split("\n\n")[1:]:
+            for name in re.findall(r"^  (\S+)", block, re.M) if re.match(r"\S.*:\n", block) else ():
+                yield from tree((*words, name))
 
     yield from tree(())
     for words in re.findall(r'^ENTRYPOINT \["python", "-m", "(\S+)"\]', (at.root / "Dockerfile").read_text(), re.M):

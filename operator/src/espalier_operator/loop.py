@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from espalier_operator.clock import Clock
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import Action, Plan
-from espalier_operator.planner.safe import plan_safely
+from espalier_operator.planner import plan_safely
 from espalier_operator.policies import Policy
 from espalier_operator.policies.memory import PolicyMemory
 from espalier_operator.policies.remote import Asking

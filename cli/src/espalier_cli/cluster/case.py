@@ -20,7 +20,7 @@ from espalier_operator.kube.inspection import (
 )
 from espalier_operator.model import JobFacts, Snapshot, WorkerRole
 from espalier_operator.model.actions import Action, Plan
-from espalier_operator.planner.safe import plan_safely
+from espalier_operator.planner import plan_safely
 from espalier_operator.policies.settings import configured
 
 

@@ -22,7 +22,7 @@ from espalier_core.console import RealRange, output_file
 from espalier_core.files.documents import write_text_atomically
 from espalier_operator.kube.inspection import KubeSettings, seen_by_operator
 from espalier_operator.model import Snapshot, SnapshotError
-from espalier_operator.planner.safe import plan_safely
+from espalier_operator.planner import plan_safely
 from espalier_operator.policies.learned import FALLBACK, PolicyFileError
 from espalier_operator.policies.settings import configured
 

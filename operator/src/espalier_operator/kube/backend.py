@@ -29,8 +29,8 @@ from espalier_operator.kube.apply.writer import JobWriter
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.metrics.series import LiveJob, live
 from espalier_operator.kube.metrics.signals import Signals
+from espalier_operator.kube.objects.events import StartTrouble
 from espalier_operator.kube.objects.pods import Pod
-from espalier_operator.kube.objects.start_events import StartTrouble
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble
 from espalier_operator.kube.state.due import NEVER, SOON, FigurePace, FlushPriority, PendingChanges, priority_of

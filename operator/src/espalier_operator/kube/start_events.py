@@ -16,8 +16,8 @@ from typing import Final
 from espalier_core.k8s.resources import EVENTS
 from espalier_operator.clock import Clock
 from espalier_operator.kube.client import ApiRefusalError, KubeClient
+from espalier_operator.kube.objects.events import StartTrouble, trouble_in, trouble_without_events
 from espalier_operator.kube.objects.pods import Pod
-from espalier_operator.kube.objects.start_events import StartTrouble, trouble_in, trouble_without_events
 from espalier_operator.loop import BackendError
 
 logger = logging.getLogger(__name__)

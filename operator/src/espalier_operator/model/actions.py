@@ -114,7 +114,7 @@ Action = Admit | GrantExtra | NoticeReclaim | ReleaseExtra | Replace | Stop | Re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why the job got nothing (more) in this tick."""
+    """Why the job got nothing (more) in this cycle."""
 
     job: str
     reason: Reason
@@ -124,7 +124,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one tick decided. Every unfinished job is named by an action or by a refusal."""
+    """What one cycle decided. Every unfinished job is named by an action or by a refusal."""
 
     actions: tuple[Action, ...]
     refusals: Mapping[str, Refusal]

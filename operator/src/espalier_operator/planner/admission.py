@@ -17,11 +17,11 @@ from espalier_operator.reclaim.extra_workers import ExtraWorker
 
 
 class Admission:
-    """The admissions of one tick."""
+    """The admissions of one cycle."""
 
-    def __init__(self, tick: PlanningCycle) -> None:
-        self._tick, self._record = tick, tick.record
-        self._starting = Starting(tick)
+    def __init__(self, cycle: PlanningCycle) -> None:
+        self._cycle, self._record = cycle, cycle.record
+        self._starting = Starting(cycle)
         self._elsewhere: dict[str, list[NodePool]] = {}
         """By job that waits on GPUs of its quota: where it might start if its queue borrows."""
         self._known_node_pools: dict[tuple[str | None, Constraints, int, int, str | None], list[NodePool]] = {}
@@ -33,10 +33,10 @@ class Admission:
         might borrow others.
         """
         borrowers: list[JobFacts] = []
-        self._tick.preemption.exchanging = self._tick.moves.exchanging()
-        for job in self._tick.order.sorted([*self._tick.waiting, *self._between_types()]):
+        self._cycle.preemption.exchanging = self._cycle.moves.exchanging()
+        for job in self._cycle.order.sorted([*self._cycle.waiting, *self._between_types()]):
             if job.admitted_at is not None:
-                self._tick.moves.keep(job)
+                self._cycle.moves.keep(job)
             elif not self._admit_in_turn(job, borrowing=False):
                 borrowers.append(job)
         for job in borrowers:
@@ -44,18 +44,18 @@ class Admission:
                 self._starting.start_elsewhere(job, self._elsewhere[job.key])
             else:
                 self._admit_in_turn(job, borrowing=True)
-        self._tick.stop(self._tick.moves.stopping(), Reason.PREEMPTED_BY_POLICY)
+        self._cycle.stop(self._cycle.moves.stopping(), Reason.PREEMPTED_BY_POLICY)
         self._starting.end_reservations()
 
     def _between_types(self) -> list[JobFacts]:
         """Return the jobs that save their checkpoints, or just have, to start again on another type of GPU."""
         return [
             job
-            for job in [*self._tick.running, *self._tick.requeued]
+            for job in [*self._cycle.running, *self._cycle.requeued]
             if job.stopping is not None
             and job.stopping.reason is Reason.PREEMPTED_BY_POLICY
-            and self._tick.order.is_elsewhere(job)
-            and not self._tick.order.waits(job)
+            and self._cycle.order.is_elsewhere(job)
+            and not self._cycle.order.waits(job)
         ]
 
     def _admit_in_turn(self, job: JobFacts, *, borrowing: bool) -> bool:
@@ -64,38 +64,40 @@ class Admission:
         That is done later.
         """
         terms, gpus, workers = job.terms, job.terms.gpus_per_worker, job.terms.min_replicas
-        wished, claim, are_barred = self._tick.order.gpu_type(job), job.claim, False
+        wished, claim, are_barred = self._cycle.order.gpu_type(job), job.claim, False
         node_pools = self._wished_node_pools(terms.gpu_type, terms.constraints, gpus, workers, wished)
-        if node_pools and self._tick.avoidance.barred_until(job) is not None:
-            *_, constraints = self._tick.avoidance.levels(job)
+        if node_pools and self._cycle.avoidance.barred_until(job) is not None:
+            *_, constraints = self._cycle.avoidance.levels(job)
             node_pools = self._wished_node_pools(terms.gpu_type, constraints, gpus, workers, wished)
             are_barred = not node_pools
-        not_taken = self._tick.ledger.refusal(claim)
+        not_taken = self._cycle.ledger.refusal(claim)
         if job.terms.suspend:
             self._record.refuse(job, Reason.SUSPENDED)
         elif not_taken is not None:
             self._record.refuse(job, not_taken)
-        elif gpus == 0 and not self._tick.order.waits(job):
-            self._tick.places.base_nodes[job.key].update(dict.fromkeys(job.base_indexes))
+        elif gpus == 0 and not self._cycle.order.waits(job):
+            self._cycle.places.base_nodes[job.key].update(dict.fromkeys(job.base_indexes))
             self._record.act(Admit(job=job.key, gpu_type=None))
-        elif is_held_back(job, self._tick.now):
+        elif is_held_back(job, self._cycle.now):
             self._record.refuse(job, obstacle(job))
             self._record.wake(job.hold_until or 0.0)
         elif gpus and are_barred:
             self._record.refuse(job, Reason.NODES_AVOIDED)
         elif gpus and not node_pools:
-            fits_elsewhere = self._tick.places.large_enough(terms.gpu_type, terms.constraints.gpus_alone, gpus, workers)
+            fits_elsewhere = self._cycle.places.large_enough(
+                terms.gpu_type, terms.constraints.gpus_alone, gpus, workers
+            )
             self._record.refuse(job, Reason.UNSCHEDULABLE if fits_elsewhere else Reason.TOO_LARGE)
-        elif self._tick.order.waits(job):
+        elif self._cycle.order.waits(job):
             self._record.refuse(job, Reason.HELD_BY_POLICY)
-        elif not (allowed := self._tick.allowed(job, node_pools, borrowing=borrowing)):
+        elif not (allowed := self._cycle.allowed(job, node_pools, borrowing=borrowing)):
             types = [node_pool.gpu_type for node_pool in node_pools]
-            if not borrowing and self._tick.allowed(job, node_pools, borrowing=True):
-                self._tick.ledger.defer(claim, types)
+            if not borrowing and self._cycle.allowed(job, node_pools, borrowing=True):
+                self._cycle.ledger.defer(claim, types)
                 return False
             if self._would_have_room_in_namespace(job):
                 self._record.refuse(job, self._reclaim_quota(job, types))
-                self._tick.ledger.wait(claim, types)
+                self._cycle.ledger.wait(claim, types)
             else:  # it could not start with the quota either, and others would only borrow that again
                 self._record.refuse(job, Reason.QUOTA_EXCEEDED)
         elif not self._gets_room_in_namespace(job, allowed):
@@ -103,7 +105,7 @@ class Admission:
         elif not self._starting.start_or_wait(job, allowed) and not borrowing and len(allowed) < len(node_pools):
             borrowed = [
                 node_pool
-                for node_pool in self._tick.allowed(job, node_pools, borrowing=True)
+                for node_pool in self._cycle.allowed(job, node_pools, borrowing=True)
                 if node_pool not in allowed
             ]
             if borrowed:
@@ -117,22 +119,22 @@ class Admission:
         They have room for all its base workers, or would have it without extra workers that are lent in the namespace.
         These are reclaimed, and the job waits for that, once the GPUs are there: until then it waits for GPUs.
         """
-        namespaces, workers = self._tick.namespaces, job.terms.min_replicas
+        namespaces, workers = self._cycle.namespaces, job.terms.min_replicas
         if not namespaces.is_closed(job) and namespaces.fits(job, workers):
             return True
         lent = self._lent_that_keeps_out(job)
         if lent is not None and not self._starting.gets_gpus(job, node_pools):
             return True
         if lent is not None:
-            self._tick.reclaims.ask_back(self._tick.capacity, lent)
-            self._tick.hold_quota(job, node_pools[0])
+            self._cycle.reclaims.ask_back(self._cycle.capacity, lent)
+            self._cycle.hold_quota(job, node_pools[0])
         if namespaces.could_ever_fit(job, workers):
             namespaces.wait(job)
         return False
 
     def _would_have_room_in_namespace(self, job: JobFacts) -> bool:
         """Return whether ResourceQuotas have room for a job, or would have it without what is lent in its namespace."""
-        namespaces = self._tick.namespaces
+        namespaces = self._cycle.namespaces
         fits = not namespaces.is_closed(job) and namespaces.fits(job, job.terms.min_replicas)
         return fits or self._lent_that_keeps_out(job) is not None
 
@@ -140,11 +142,11 @@ class Admission:
         """Return the loans in the namespace of a job without which its ResourceQuotas would have room; None: others
         keep it out, too.
         """
-        namespaces, workers = self._tick.namespaces, job.terms.min_replicas
+        namespaces, workers = self._cycle.namespaces, job.terms.min_replicas
         if namespaces.is_closed(job) or not namespaces.could_ever_fit(job, workers):
             return None
         lacks = namespaces.lacks(job, workers)
-        return None if lacks is None else self._tick.reclaims.lent_in_namespace(job.key, lacks)
+        return None if lacks is None else self._cycle.reclaims.lent_in_namespace(job.key, lacks)
 
     def _reclaim_quota(self, job: JobFacts, gpu_types: Iterable[str]) -> Reason:
         """Stop jobs that hold the quota that `job` needs, as few as free enough of one type; return why it waits.
@@ -153,15 +155,15 @@ class Admission:
         """
         reason = Reason.QUOTA_EXCEEDED
         for gpu_type in gpu_types:
-            exceeds = self._tick.ledger.exceeds(job.claim, gpu_type) if self._tick.order.preempts else None
+            exceeds = self._cycle.ledger.exceeds(job.claim, gpu_type) if self._cycle.order.preempts else None
             if exceeds is not None:
-                yielding = self._tick.preemption.of_queue(job, gpu_type, exceeds, self._tick.is_busy)
+                yielding = self._cycle.preemption.of_queue(job, gpu_type, exceeds, self._cycle.is_busy)
                 if yielding is None:
                     continue
-                self._tick.stop(yielding, Reason.PREEMPTED_BY_POLICY)
-                self._tick.ledger.promise(job.claim, gpu_type)
+                self._cycle.stop(yielding, Reason.PREEMPTED_BY_POLICY)
+                self._cycle.ledger.promise(job.claim, gpu_type)
                 return Reason.QUOTA_EXCEEDED
-            lacks = self._tick.ledger.lacks(job.claim, gpu_type)
+            lacks = self._cycle.ledger.lacks(job.claim, gpu_type)
             if lacks is None:
                 continue
             stopped, later = self._borrowers(job, gpu_type, lacks)
@@ -169,8 +171,8 @@ class Admission:
             if lacks > given:
                 reason = Reason.MIN_RUNTIME if lacks <= given + later else reason
                 continue
-            self._tick.stop(stopped, Reason.QUOTA_RECLAIMED)
-            self._tick.ledger.promise(job.claim, gpu_type)
+            self._cycle.stop(stopped, Reason.QUOTA_RECLAIMED)
+            self._cycle.ledger.promise(job.claim, gpu_type)
             return Reason.QUOTA_EXCEEDED
         return reason
 
@@ -182,15 +184,15 @@ class Admission:
         found: list[JobFacts] = []
         given: Counter[str] = Counter()
         later = 0
-        for holder in self._tick.preemptible:
+        for holder in self._cycle.preemptible:
             if lacks <= sum(given.values()):
                 break
             candidate = holder.gpu_type == gpu_type and holder.stopping is None
-            borrowed = self._tick.ledger.borrowed(holder.claim, gpu_type, lender=job.claim) - given[holder.terms.queue]
+            borrowed = self._cycle.ledger.borrowed(holder.claim, gpu_type, lender=job.claim) - given[holder.terms.queue]
             if not candidate or holder.key in self._record.touched or borrowed <= 0:
                 continue
             spared_until = (holder.admitted_at or 0.0) + holder.terms.min_runtime_seconds
-            if self._tick.now < spared_until:
+            if self._cycle.now < spared_until:
                 self._record.wake(spared_until)
                 later += min(borrowed, holder.claim.gpus)
                 continue
@@ -208,7 +210,7 @@ class Admission:
         kind = gpu_type, constraints, gpus, workers, wished
         node_pools = self._known_node_pools.get(kind)
         if node_pools is None:
-            node_pools = self._tick.places.large_enough(gpu_type, constraints, gpus, workers)
+            node_pools = self._cycle.places.large_enough(gpu_type, constraints, gpus, workers)
             node_pools = self._known_node_pools[kind] = [
                 node_pool for node_pool in node_pools if node_pool.gpu_type == wished
             ] or node_pools

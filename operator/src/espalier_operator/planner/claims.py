@@ -23,10 +23,10 @@ _BY_SCHEDULER: Final = (Reason.UNSCHEDULABLE, Reason.VOLUME_UNAVAILABLE)
 
 
 class Claims:
-    """The claims of one tick."""
+    """The claims of one cycle."""
 
-    def __init__(self, tick: PlanningCycle) -> None:
-        self._tick, self._record = tick, tick.record
+    def __init__(self, cycle: PlanningCycle) -> None:
+        self._cycle, self._record = cycle, cycle.record
         self._barred: set[str] = set()
         """Jobs of which a worker waits until a node is tried again."""
 
@@ -37,15 +37,15 @@ class Claims:
         what they are lent as they stop: a notice first would cost time that such a node does not have. GPUs that have
         just vanished without a sign may return, so they are not lost yet.
         """
-        tick, departures = self._tick, self._tick.departures
-        for node, gpus in tick.capacity.overdrawn():
-            lost = gpus - tick.dips.get(node, 0)
-            tick.reclaims.leave_node(tick.capacity, node, lost, by=departures.get(node))
-        left = {node for node, _ in tick.capacity.overdrawn() if node in departures}
+        cycle, departures = self._cycle, self._cycle.departures
+        for node, gpus in cycle.capacity.overdrawn():
+            lost = gpus - cycle.dips.get(node, 0)
+            cycle.reclaims.leave_node(cycle.capacity, node, lost, by=departures.get(node))
+        left = {node for node, _ in cycle.capacity.overdrawn() if node in departures}
         if left:
-            there = (job for job in tick.preemptible if left.intersection(tick.worker_index.bound[job.key].values()))
+            there = (job for job in cycle.preemptible if left.intersection(cycle.worker_index.bound[job.key].values()))
             moves = [job for job in there if job.stopping is None and job.key not in self._record.touched]
-            tick.stop(moves, Reason.NODE_DEPARTING)
+            cycle.stop(moves, Reason.NODE_DEPARTING)
 
     def place(self) -> None:
         """Reclaim GPUs for workers that are already owed them: base workers of running jobs, pods of others.
@@ -53,11 +53,11 @@ class Claims:
         A job whose leader is in its last evaluation, or past it, does not wait again for those that it has lost: it
         ends soon, and needs only its leader.
         """
-        places, bound = self._tick.places, self._tick.worker_index.bound
-        for job in places.choosiest_first(self._tick.running):
+        places, bound = self._cycle.places, self._cycle.worker_index.bound
+        for job in places.choosiest_first(self._cycle.running):
             if self._record.is_stopped(job):
                 continue
-            wants = job.terms.min_replicas - len(self._tick.worker_index.gated[job.key])
+            wants = job.terms.min_replicas - len(self._cycle.worker_index.gated[job.key])
             if len(bound[job.key]) >= wants and job.key not in places.moved:
                 self._doubt(job)
                 continue
@@ -71,7 +71,7 @@ class Claims:
             )
             if waits and (given_up := self._given_up(job, supply)) is not None:
                 self._record.act(given_up)
-            elif moved and self._tick.reclaims.is_asked(job.key):
+            elif moved and self._cycle.reclaims.is_asked(job.key):
                 continue  # it gets what it is lent itself; its workers are made again once that is given back
             elif moved:  # also where there is no other node for them yet: they would take GPUs that nobody counts
                 self._record.act(Replace(job=job.key, workers=moved, pinned=job.pinned, reason=Reason.GPU_LOST))
@@ -85,17 +85,17 @@ class Claims:
         """
         if supply is Supply.NEVER:
             return None if job.evaluating or self._may_return(job) else self._give_up(job)
-        long = (self._tick.avoidance.barred_until(job) or 0.0) - self._tick.now > self._tick.rules.placement_seconds
+        long = (self._cycle.avoidance.barred_until(job) or 0.0) - self._cycle.now > self._cycle.rules.placement_seconds
         if long and not (job.leader_running or job.evaluating):
             return Requeue(job=job.key, reason=Reason.NODES_AVOIDED, message=job.last_failure)
         return None
 
     def _may_return(self, job: JobFacts) -> bool:
         """Return whether a node that has just lost GPUs would have room for a worker of a job if they returned."""
-        node_pool, gpus, capacity = self._tick.places.node_pool(job), job.terms.gpus_per_worker, self._tick.capacity
+        node_pool, gpus, capacity = self._cycle.places.node_pool(job), job.terms.gpus_per_worker, self._cycle.capacity
         dips = (
             (node, ResourceVector(lost, ()))
-            for node, lost in self._tick.dips.items()
+            for node, lost in self._cycle.dips.items()
             if capacity.is_in(node_pool, node)
         )
         return any(capacity.fits_with(node, node_pool, gpus, lost) for node, lost in dips)
@@ -104,37 +104,41 @@ class Claims:
         """Reclaim GPUs for pods of others, where kube-scheduler could bind them."""
         hopeless: set[tuple[str | None, int, Constraints, int]] = set()
         looks = _MOST_LOOKS
-        for foreign in self._tick.worker_index.foreign:
+        for foreign in self._cycle.worker_index.foreign:
             kind = (foreign.gpu_type, foreign.gpus, foreign.constraints, foreign.barred_nodes)
             if kind in hopeless or foreign.barred_nodes > looks:
                 continue
             looks -= foreign.barred_nodes
-            node_pools = self._tick.places.node_pools(foreign.gpu_type, foreign.constraints)
+            node_pools = self._cycle.places.node_pools(foreign.gpu_type, foreign.constraints)
             if foreign.barred_nodes:
-                supply = self._tick.pool.obtain_beside(node_pools, foreign.gpus, foreign.barred_nodes)
+                supply = self._cycle.pool.obtain_beside(node_pools, foreign.gpus, foreign.barred_nodes)
             else:
-                supply = self._tick.pool.obtain(node_pools, foreign.gpus)
+                supply = self._cycle.pool.obtain(node_pools, foreign.gpus)
             if supply is Supply.NEVER:
                 hopeless.add(kind)
 
     def _claim(self, job: JobFacts) -> Supply:
         """Keep GPUs for base workers of a running job that are not bound; return when the last of them has its own."""
-        places, gpus = self._tick.places, job.terms.gpus_per_worker
-        node_pool, pinned, gated = places.node_pool(job), places.pinned[job.key], self._tick.worker_index.gated[job.key]
+        places, gpus = self._cycle.places, job.terms.gpus_per_worker
+        node_pool, pinned, gated = (
+            places.node_pool(job),
+            places.pinned[job.key],
+            self._cycle.worker_index.gated[job.key],
+        )
         supply = min((supply for supply, _ in pinned.values()), default=Supply.NOW)
         for index in job.base_indexes:
-            if index in self._tick.worker_index.bound[job.key] or index in pinned or index in gated:
+            if index in self._cycle.worker_index.bound[job.key] or index in pinned or index in gated:
                 continue
-            mark, supplied = self._tick.capacity.mark(), Supply.NEVER
+            mark, supplied = self._cycle.capacity.mark(), Supply.NEVER
             for (preferred,) in places.levels(job, [node_pool.gpu_type]):
-                kept = self._tick.capacity.hold_at(preferred, places.chosen_before(job, index), gpus)
-                supplied = kept or self._tick.pool.obtain([preferred], gpus, places.near(job))
+                kept = self._cycle.capacity.hold_at(preferred, places.chosen_before(job, index), gpus)
+                supplied = kept or self._cycle.pool.obtain([preferred], gpus, places.near(job))
                 if supplied is not Supply.NEVER:
                     places.base_nodes[job.key][index] = next(reversed(places.placed(job, mark)), None)
                     break
             else:
-                if self._tick.avoidance.barred_until(job) is not None:  # it is not made before one is tried again
-                    supplied = self._tick.pool.obtain([node_pool], gpus, places.near(job))
+                if self._cycle.avoidance.barred_until(job) is not None:  # it is not made before one is tried again
+                    supplied = self._cycle.pool.obtain([node_pool], gpus, places.near(job))
                     self._barred.add(job.key)
             supply = min(supply, supplied)
             if supply is Supply.NEVER:
@@ -143,12 +147,12 @@ class Claims:
 
     def _give_up(self, job: JobFacts) -> Requeue:
         """Let a job wait again whose workers have lost their GPUs."""
-        node_pool = self._tick.places.node_pool(job)
+        node_pool = self._cycle.places.node_pool(job)
         if job.trained or not any(
-            self._tick.capacity.is_in(node_pool, node) for node in self._tick.worker_index.rivals
+            self._cycle.capacity.is_in(node_pool, node) for node in self._cycle.worker_index.rivals
         ):
             # Not so where those that find none had scheduling gates, or others were faster.
-            had_any = job.trained or self._tick.worker_index.has_lost_base(job.key, job.base_indexes)
+            had_any = job.trained or self._cycle.worker_index.has_lost_base(job.key, job.base_indexes)
             return Requeue(job=job.key, reason=Reason.GPU_LOST if had_any else Reason.NO_FREE_GPU)
         message = "workers of another Espalier took GPUs of the nodes that were chosen for it"
         return self._outrun(job, Reason.GPU_LOST, message)
@@ -158,8 +162,8 @@ class Claims:
 
         For a random time: two gangs that have outrun each other would else do so again.
         """
-        wait = self._tick.rules.rivalry_seconds * Random(f"{job.key} {job.generation}").random()
-        return Requeue(job=job.key, reason=reason, message=message, hold_until=self._tick.now + wait)
+        wait = self._cycle.rules.rivalry_seconds * Random(f"{job.key} {job.generation}").random()
+        return Requeue(job=job.key, reason=reason, message=message, hold_until=self._cycle.now + wait)
 
     def _doubt(self, job: JobFacts) -> None:
         """Act on base workers that have been refused for long, though GPUs are free.
@@ -170,20 +174,20 @@ class Claims:
         """
         if job.refused_since is None or job.evaluating:
             return
-        reason, rules = obstacle(job), self._tick.rules
-        if reason is Reason.POD_REJECTED and not job.trained and self._tick.namespaces.is_overdrawn(job):
-            self._tick.namespaces.expect(job, job.terms.min_replicas)
+        reason, rules = obstacle(job), self._cycle.rules
+        if reason is Reason.POD_REJECTED and not job.trained and self._cycle.namespaces.is_overdrawn(job):
+            self._cycle.namespaces.expect(job, job.terms.min_replicas)
             self._record.act(self._outrun(job, Reason.RESOURCE_QUOTA_EXCEEDED, job.last_failure))
             return
         # Who else refuses some of the workers says nothing of nodes that were chosen for others.
         by_scheduler = reason in _BY_SCHEDULER
-        pinned = tuple(sorted(self._tick.places.pinned[job.key])) if by_scheduler else ()
+        pinned = tuple(sorted(self._cycle.places.pinned[job.key])) if by_scheduler else ()
         seconds = rules.pin_seconds if pinned else rules.placement_seconds
         if not by_scheduler and not (job.trained and job.leader_running):
             seconds = min(seconds, rules.refusal_seconds)
         patience = job.refused_since + seconds
         self._record.wake(patience)
-        if self._tick.now < patience:
+        if self._cycle.now < patience:
             return
         if pinned:
             self._record.act(Replace(job=job.key, workers=pinned, pinned=False, reason=Reason.UNSCHEDULABLE))

@@ -36,7 +36,7 @@ class PlanningCycle:
         self.job_limits = job_limits = JobLimits(record, self.ledger, self.rules, now)
         unfinished = [job_limits.within_limits(job) for job in snapshot.jobs if not job.finished]
         open_jobs = [job for job in unfinished if not job_limits.ends(job)]
-        # One that goes back to the queue in this tick keeps what the policy remembers of it.
+        # One that goes back to the queue in this cycle keeps what the policy remembers of it.
         over = {action.job for action in record.actions if not isinstance(action, Requeue | Stop)}
         self.decision = decided(policy, snapshot, [job for job in unfinished if job.key not in over], now)
         if self.decision.until is not None:
@@ -70,7 +70,7 @@ class PlanningCycle:
             if job.stopping is not None and job.admitted_at is not None and not job.finished:
                 self.ledger.give_back(job.claim, job.gpu_type or "")
         self.places.hold_pinned(snapshot.nodes, snapshot.jobs, leaving)
-        # Includes jobs that end in this tick: their workers may be binding at this moment.
+        # Includes jobs that end in this cycle: their workers may be binding at this moment.
         for job in self.places.choosiest_first(job for job in snapshot.jobs if job.extra):
             self.places.hold_promised(job, promises.get(job.key), kept.get(job.key, 0), now)
         self.reclaims = ReclaimQueue(self.running, worker_index.extras, leaving, self.order, now)
@@ -177,7 +177,7 @@ class PlanningCycle:
         return self.reservations.relied_on(max(ends_by(job, self.now, self.rules) for job in jobs))
 
     def is_busy(self, job: JobFacts) -> bool:
-        """Return whether a running job does not yield in this tick: others wait for what it gives back."""
+        """Return whether a running job does not yield in this cycle: others wait for what it gives back."""
         return job.key in self.record.touched or self.reclaims.is_asked(job.key)
 
     def stop(self, jobs: Iterable[JobFacts], reason: Reason) -> None:

@@ -16,56 +16,56 @@ from espalier_operator.policies.order import Rank
 
 
 class Lending:
-    """The loans of one tick."""
+    """What is lent in one cycle."""
 
-    def __init__(self, tick: PlanningCycle) -> None:
-        self._tick, self._record = tick, tick.record
+    def __init__(self, cycle: PlanningCycle) -> None:
+        self._cycle, self._record = cycle, cycle.record
 
     def lend(self) -> None:
         """Lend the GPUs that are left, one worker at a time, to the first job in the policy's order."""
         wishes: list[tuple[Rank, int, int]] = []
-        for place, job in enumerate(self._tick.running):
+        for place, job in enumerate(self._cycle.running):
             if job.key in self._record.touched:
                 continue
-            asked = self._tick.reclaims.is_asked(job.key)
-            most = Reason.RECLAIM_PENDING if asked else lendable(job, self._tick.now, self._tick.rules)
+            asked = self._cycle.reclaims.is_asked(job.key)
+            most = Reason.RECLAIM_PENDING if asked else lendable(job, self._cycle.now, self._cycle.rules)
             if not isinstance(most, Reason):
-                allowed = self._tick.order.most_extra(job) - job.extra
+                allowed = self._cycle.order.most_extra(job) - job.extra
                 most = min(most, allowed) if allowed > 0 else Reason.HELD_BY_POLICY
             if isinstance(most, Reason):
                 self._record.refuse(job, most)
                 if (again := lendable_at(job, most)) is not None:
                     self._record.wake(again)
             else:
-                wishes.append((self._tick.order.lending_rank(job, job.extra), place, most))
+                wishes.append((self._cycle.order.lending_rank(job, job.extra), place, most))
         heapq.heapify(wishes)
         granted: dict[str, int] = {}
         hoped: dict[str, int] = {}
         """By job: its extra workers, including those granted now and those it gets after a reclaim from others."""
         while wishes:
             _, place, most = heapq.heappop(wishes)
-            job = self._tick.running[place]
-            if self._tick.reclaims.is_asked(job.key):
+            job = self._cycle.running[place]
+            if self._cycle.reclaims.is_asked(job.key):
                 continue
-            if not self._tick.namespaces.fits(job, 1, WorkerRole.EXTRA):
+            if not self._cycle.namespaces.fits(job, 1, WorkerRole.EXTRA):
                 if job.key not in hoped and job.key not in granted:
                     self._record.refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
                 continue
-            extra, mark = hoped.get(job.key, job.extra), self._tick.capacity.mark()
+            extra, mark = hoped.get(job.key, job.extra), self._cycle.capacity.mark()
             supply = self._supply_extra(job, extra, granted)
             if supply is Supply.NOW:
-                places = self._tick.places
+                places = self._cycle.places
                 places.extra_nodes[job.key] += places.placed(job, mark)[-1:]
-                lent = self._tick.capacity.placed_since(mark)[-1:]
+                lent = self._cycle.capacity.placed_since(mark)[-1:]
                 places.near(job).update(lent)
                 places.lent_nodes[job.key] += lent
                 granted[job.key] = granted.get(job.key, job.extra) + 1
-                self._tick.namespaces.hold(job, 1, WorkerRole.EXTRA)
+                self._cycle.namespaces.hold(job, 1, WorkerRole.EXTRA)
             elif job.key not in hoped and job.key not in granted:
                 self._record.refuse(job, Reason.NO_FREE_GPU)
             if supply is not Supply.NEVER and most > 1:
                 hoped[job.key] = extra + 1
-                rank = self._tick.order.lending_rank(job, extra + 1)
+                rank = self._cycle.order.lending_rank(job, extra + 1)
                 heapq.heappush(wishes, (rank, place, most - 1))
         self._record.actions += [GrantExtra(job=key, extra=extra) for key, extra in granted.items()]
         for key in granted:
@@ -74,27 +74,27 @@ class Lending:
     def _supply_extra(self, job: JobFacts, extra: int, granted: Container[str]) -> Supply:
         """Get GPUs for one more than `extra` workers: free ones, or reclaimed ones where the policy allows it.
 
-        For a job that was granted some in this tick nothing is reclaimed: it would arrive during the job's cooldown.
+        For a job that was granted some in this cycle nothing is reclaimed: it would arrive during the job's cooldown.
         """
-        levels = self._tick.places.levels(job, [job.gpu_type or ""])
+        levels = self._cycle.places.levels(job, [job.gpu_type or ""])
         found = (self._supply_on(node_pool, job, extra, granted) for (node_pool,) in levels)
         return next(filter(None, found), Supply.NEVER)
 
     def _supply_on(self, node_pool: NodePool, job: JobFacts, extra: int, granted: Container[str]) -> Supply:
-        places, gpus = self._tick.places, job.terms.gpus_per_worker
-        if self._tick.reclaims.is_vain(node_pool, gpus):
+        places, gpus = self._cycle.places, job.terms.gpus_per_worker
+        if self._cycle.reclaims.is_vain(node_pool, gpus):
             return Supply.NEVER
         near = places.near(job)
-        wished = self._tick.order.wished_nodes(job) if job.pinned else ()
-        if wished and any(self._tick.capacity.take_at(node_pool, node, gpus) for node in places.wished(job, wished)):
+        wished = self._cycle.order.wished_nodes(job) if job.pinned else ()
+        if wished and any(self._cycle.capacity.take_at(node_pool, node, gpus) for node in places.wished(job, wished)):
             return Supply.NOW
         if job.key in granted and job.terms.cooldown_seconds > 0:
-            return Supply.NOW if self._tick.pool.take(node_pool, gpus, near) else Supply.NEVER
+            return Supply.NOW if self._cycle.pool.take(node_pool, gpus, near) else Supply.NEVER
 
         def spared(holder: JobFacts) -> bool:
-            # A job that must give back in this tick is interrupted anyway: asking it for less would save nothing.
-            quiet = self._tick.job_limits.is_quiet(holder, falls=self._tick.reclaims.is_asked(holder.key))
+            # A job that must give back in this cycle is interrupted anyway: asking it for less would save nothing.
+            quiet = self._cycle.job_limits.is_quiet(holder, falls=self._cycle.reclaims.is_asked(holder.key))
             return quiet or holder.key in granted or holder.key == job.key
 
-        may_take = self._tick.order.may_take(job, extra)
-        return self._tick.pool.await_one(node_pool, gpus, may_take=may_take, spared=spared, near=near)
+        may_take = self._cycle.order.may_take(job, extra)
+        return self._cycle.pool.await_one(node_pool, gpus, may_take=may_take, spared=spared, near=near)

@@ -21,7 +21,7 @@ RESUMED_LATER: Final = frozenset(
 
 
 def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
-    """Return what ends or stops `job` in this tick, None where it continues."""
+    """Return what ends or stops `job` in this cycle, None where it continues."""
     if job.ended is not None:
         kind = Fail if job.ended.failed else Finish
         return kind(job=job.key, reason=job.ended.reason, message=job.ended.message)
@@ -216,7 +216,7 @@ class PlanBuilder:
         self.actions: list[Action] = []
         self.refusals: dict[str, Refusal] = {}
         self.touched: set[str] = set()
-        """Jobs that already have an action in this tick: nothing is lent to them or reclaimed from them."""
+        """Jobs that already have an action in this cycle: nothing is lent to them or reclaimed from them."""
         self._stopped: set[str] = set()
         """Those that this plan stops."""
         self.wake_at: float | None = None
@@ -243,7 +243,7 @@ class PlanBuilder:
 
 
 class JobLimits:
-    """The jobs of one tick, one by one."""
+    """The jobs of one cycle, one by one."""
 
     def __init__(self, record: PlanBuilder, ledger: QueueUsage, rules: Rules, now: float) -> None:
         self._record, self._ledger, self._rules, self._now = record, ledger, rules, now

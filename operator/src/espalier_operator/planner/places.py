@@ -72,7 +72,7 @@ def _without(constraints: Constraints, nodes: Collection[str]) -> Constraints:
 
 
 class WorkerPlacer:
-    """The nodes of one tick's workers."""
+    """The nodes of one cycle's workers."""
 
     def __init__(
         self, capacity: Capacity, worker_index: WorkerIndex, prior: Mapping[str, Placement], avoidance: Avoidance

@@ -35,15 +35,15 @@ class _Reserved(NamedTuple):
 
 
 class Starting:
-    """The starts of one tick."""
+    """The starts of one cycle."""
 
-    def __init__(self, tick: PlanningCycle) -> None:
-        self._tick, self._record = tick, tick.record
+    def __init__(self, cycle: PlanningCycle) -> None:
+        self._cycle, self._record = cycle, cycle.record
         self._failed_placements = FailedPlacements()
         self._tried: Counter[_Tries] = Counter()
         """How many found none."""
-        namespaces = {job.claim.namespace for job in tick.waiting}
-        self._share = max(1, tick.rules.backfill_depth // max(1, len(namespaces)))
+        namespaces = {job.claim.namespace for job in cycle.waiting}
+        self._share = max(1, cycle.rules.backfill_depth // max(1, len(namespaces)))
         """How many different gangs of a namespace are tried whatever others there are."""
         self._reserved: dict[str, _Reserved] = {}
         """By job that waits."""
@@ -55,8 +55,8 @@ class Starting:
         Return whether it starts, or gets what is being given back.
         """
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
-        until = ends_by(job, self._tick.now, self._tick.rules)
-        attempt = tuple(node_pools), gpus, workers, self._tick.reservations.kept_from(until)
+        until = ends_by(job, self._cycle.now, self._cycle.rules)
+        attempt = tuple(node_pools), gpus, workers, self._cycle.reservations.kept_from(until)
         reason, types = self._failed_placements.reason(attempt), tuple(node_pool.gpu_type for node_pool in node_pools)
         own = types, job.claim.namespace
         if reason is None and not self._may_try(own):
@@ -76,12 +76,12 @@ class Starting:
         fitting = (
             node_pool
             for node_pool in node_pools
-            if self._tick.capacity.could_hold_without_jobs(node_pool, gpus, workers)
+            if self._cycle.capacity.could_hold_without_jobs(node_pool, gpus, workers)
         )
-        reserved = self._tick.reservations.reserve(fitting, gpus, workers, self._tick.now, until - self._tick.now)
+        reserved = self._cycle.reservations.reserve(fitting, gpus, workers, self._cycle.now, until - self._cycle.now)
         if reserved is not None:
-            fits_namespace = self._tick.namespaces.fits(job, workers)
-            self._tick.hold_quota(job, reserved.node_pool)
+            fits_namespace = self._cycle.namespaces.fits(job, workers)
+            self._cycle.hold_quota(job, reserved.node_pool)
             self._reserved[job.key] = _Reserved(job, reserved, fits_namespace)
         self._record.refuse(job, reason, starts_by=None if reserved is None else reserved.starts_by)
         return False
@@ -91,47 +91,47 @@ class Starting:
         least its share, so that nobody's jobs keep those of others from being tried.
         """
         types, _ = own
-        tried, most = self._tried[types, None], self._tick.rules.backfill_depth
+        tried, most = self._tried[types, None], self._cycle.rules.backfill_depth
         return tried < most or (tried < 2 * most and self._tried[own] < self._share)
 
     def gets_gpus(self, job: JobFacts, node_pools: Sequence[NodePool]) -> bool:
         """Return whether a waiting job would get GPUs of one of `node_pools` now, or of what is lent or given back."""
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
-        until = ends_by(job, self._tick.now, self._tick.rules)
-        self._tick.reservations.lift(until)
+        until = ends_by(job, self._cycle.now, self._cycle.rules)
+        self._cycle.reservations.lift(until)
         found = any(
-            self._tick.pool.would_await_gang(node_pool, gpus, workers) is not Supply.NEVER for node_pool in node_pools
+            self._cycle.pool.would_await_gang(node_pool, gpus, workers) is not Supply.NEVER for node_pool in node_pools
         )
-        self._tick.reservations.restore(until)
+        self._cycle.reservations.restore(until)
         return found
 
     def end_reservations(self) -> None:
         """Keep GPUs and ResourceQuotas no longer for jobs that wait: what follows can be asked back when they start."""
-        self._tick.reservations.end()
+        self._cycle.reservations.end()
         for each in self._reserved.values():
-            self._tick.namespaces.hold(each.job, -each.job.terms.min_replicas)
+            self._cycle.namespaces.hold(each.job, -each.job.terms.min_replicas)
 
     def start_elsewhere(self, job: JobFacts, node_pools: Sequence[NodePool]) -> None:
         """Start a job that waits on one of `node_pools` if it can start there, and give up what it has reserved."""
         known = self._reserved.get(job.key)
         reserved = None if known is None else known.reservation
         if reserved is not None:
-            self._tick.hold_quota(job, reserved.node_pool, sign=-1)
+            self._cycle.hold_quota(job, reserved.node_pool, sign=-1)
         # Those that wait for the same quotas by now come after it.
-        node_pools = self._tick.allowed(job, node_pools, borrowing=True, is_first=True)
-        fits = self._tick.namespaces.fits(job, job.terms.min_replicas) if known is None else known.fits_namespace
+        node_pools = self._cycle.allowed(job, node_pools, borrowing=True, is_first=True)
+        fits = self._cycle.namespaces.fits(job, job.terms.min_replicas) if known is None else known.fits_namespace
         started: HeldGpus | Reason | None = Reason.QUOTA_EXCEEDED
         if node_pools and fits:
-            started = self._start_beside_others(job, node_pools, ends_by(job, self._tick.now, self._tick.rules))
+            started = self._start_beside_others(job, node_pools, ends_by(job, self._cycle.now, self._cycle.rules))
         if not isinstance(started, Reason):
             if reserved is not None:
                 self._failed_placements.hope()
-                self._tick.reservations.cancel(reserved)
+                self._cycle.reservations.cancel(reserved)
                 del self._reserved[job.key]
             if started is not None:
                 self._record.refusals.pop(job.key)
         elif reserved is not None:
-            self._tick.hold_quota(job, reserved.node_pool)
+            self._cycle.hold_quota(job, reserved.node_pool)
 
     def _start_beside_others(
         self, job: JobFacts, node_pools: Sequence[NodePool], until: float, *, in_vain: bool = False
@@ -140,9 +140,9 @@ class Starting:
 
         `in_vain`: it is known that there are too few GPUs, and only asked why.
         """
-        self._tick.reservations.lift(until)
+        self._cycle.reservations.lift(until)
         started = self._shortage(job, node_pools) if in_vain else self._start(job, node_pools)
-        self._tick.reservations.restore(until, started if isinstance(started, HeldGpus) else None)
+        self._cycle.reservations.restore(until, started if isinstance(started, HeldGpus) else None)
         return started
 
     def _start(self, job: JobFacts, node_pools: Sequence[NodePool]) -> HeldGpus | Reason | None:
@@ -153,7 +153,7 @@ class Starting:
         job avoids are used where all others are not enough.
         """
         started: HeldGpus | Reason | None = Reason.NO_FREE_GPU
-        for level in self._tick.places.levels(job, [node_pool.gpu_type for node_pool in node_pools]):
+        for level in self._cycle.places.levels(job, [node_pool.gpu_type for node_pool in node_pools]):
             started = self._start_on(job, level)
             if not isinstance(started, Reason):
                 break
@@ -161,25 +161,25 @@ class Starting:
 
     def _start_on(self, job: JobFacts, node_pools: Sequence[NodePool]) -> HeldGpus | Reason | None:
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
-        wished = self._tick.order.wished_nodes(job)[:workers] if job.pinned else ()
+        wished = self._cycle.order.wished_nodes(job)[:workers] if job.pinned else ()
         for node_pool in node_pools if wished else ():
-            mark = self._tick.capacity.mark()
-            if self._tick.pool.take_gang_at(node_pool, gpus, wished):
+            mark = self._cycle.capacity.mark()
+            if self._cycle.pool.take_gang_at(node_pool, gpus, wished):
                 return self._admit(job, node_pool, mark)
         for node_pool in node_pools:
-            mark = self._tick.capacity.mark()
-            if self._tick.pool.take_gang(node_pool, gpus, workers):
+            mark = self._cycle.capacity.mark()
+            if self._cycle.pool.take_gang(node_pool, gpus, workers):
                 return self._admit(job, node_pool, mark)
-        surplus, reason = self._tick.reclaims.surplus, self._shortage(job, node_pools)
+        surplus, reason = self._cycle.reclaims.surplus, self._shortage(job, node_pools)
         for node_pool in node_pools:
-            mark = self._tick.capacity.mark()
-            supply = self._tick.pool.await_gang(node_pool, gpus, workers)
+            mark = self._cycle.capacity.mark()
+            supply = self._cycle.pool.await_gang(node_pool, gpus, workers)
             if supply is Supply.NOW:
                 return self._admit(job, node_pool, mark)
             if supply is Supply.LATER:
-                if self._tick.reclaims.surplus > surplus:
+                if self._cycle.reclaims.surplus > surplus:
                     self._failed_placements = FailedPlacements()
-                self._tick.hold_quota(job, node_pool)
+                self._cycle.hold_quota(job, node_pool)
                 self._record.refuse(job, reason)
                 return None
         return reason
@@ -188,39 +188,39 @@ class Starting:
         """Return why a job finds too few nodes of `node_pools`: other resources are used up, or GPUs are."""
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         # Where they request nothing but GPUs, it was tried just now.
-        bare = (self._tick.capacity.without_requests(node_pool) for node_pool in node_pools if node_pool.requests)
-        free = (self._tick.pool.has_gang(node_pool, gpus, workers) for node_pool in bare)
+        bare = (self._cycle.capacity.without_requests(node_pool) for node_pool in node_pools if node_pool.requests)
+        free = (self._cycle.pool.has_gang(node_pool, gpus, workers) for node_pool in bare)
         return Reason.UNSCHEDULABLE if any(free) else Reason.NO_FREE_GPU
 
     def _preempt(self, job: JobFacts, node_pools: Sequence[NodePool], until: float, reason: Reason) -> bool:
         """Let jobs yield their base GPUs to a job that would run until `until`, if that gives it all its workers."""
-        mark = self._tick.capacity.mark()
-        room = self._tick.preemption.make_room(
-            job, node_pools, self._tick.reservations.relied_on(until), self._tick.is_busy
+        mark = self._cycle.capacity.mark()
+        room = self._cycle.preemption.make_room(
+            job, node_pools, self._cycle.reservations.relied_on(until), self._cycle.is_busy
         )
         if room is None:
             return False
         self._failed_placements.hope()
         node_pool, yielding = room
         taken = self._held(job, node_pool, mark)
-        self._tick.reservations.replace(map(self._tick.places.base_holding, yielding), until, taken)
-        self._tick.stop(yielding, Reason.PREEMPTED_BY_POLICY)
-        self._tick.hold_quota(job, node_pool)
+        self._cycle.reservations.replace(map(self._cycle.places.base_holding, yielding), until, taken)
+        self._cycle.stop(yielding, Reason.PREEMPTED_BY_POLICY)
+        self._cycle.hold_quota(job, node_pool)
         self._record.refuse(job, reason)
         return True
 
     def _admit(self, job: JobFacts, node_pool: NodePool, mark: int) -> HeldGpus:
         """Admit a job whose workers were placed on `node_pool` since `mark`; return what they hold."""
-        placed = self._tick.places.placed(job, mark)
-        self._tick.places.base_nodes[job.key].update(zip(job.base_indexes, placed, strict=True))
-        self._tick.hold_quota(job, node_pool)
+        placed = self._cycle.places.placed(job, mark)
+        self._cycle.places.base_nodes[job.key].update(zip(job.base_indexes, placed, strict=True))
+        self._cycle.hold_quota(job, node_pool)
         self._record.act(Admit(job=job.key, gpu_type=node_pool.gpu_type))
         return self._held(job, node_pool, mark)
 
     def _held(self, job: JobFacts, node_pool: NodePool, mark: int) -> HeldGpus:
         """Return what the workers of a job hold that were placed on `node_pool` since `mark`."""
         resources = ResourceVector(job.terms.gpus_per_worker, node_pool.requests)
-        return HeldGpus(node_pool.gpu_type, self._tick.capacity.placed_since(mark), resources)
+        return HeldGpus(node_pool.gpu_type, self._cycle.capacity.placed_since(mark), resources)
 
 
 class FailedPlacements:

@@ -15,13 +15,8 @@ from espalier_core.k8s.resources import Listing
 from espalier_core.types.reasons import Reason
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.client import ApiRefusalError
+from espalier_operator.kube.objects.events import StartTrouble, told, trouble_in, trouble_without_events
 from espalier_operator.kube.objects.pods import Pod, parse_pod
-from espalier_operator.kube.objects.start_events import (
-    StartTrouble,
-    told,
-    trouble_in,
-    trouble_without_events,
-)
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.start_events import AFTER, AT_ONCE, EVERY, FORBIDDEN_SECONDS, StartEvents
 from espalier_operator.kube.state.workers import JobPods, extra_runs_by

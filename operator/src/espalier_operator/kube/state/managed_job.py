@@ -19,9 +19,9 @@ from espalier_operator.job.status import memory_of, state_of, utc
 from espalier_operator.job.transitions import after
 from espalier_operator.job.view import Trouble, facts_of, held_by, promise_of
 from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.events import StartTrouble, told
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_status
 from espalier_operator.kube.objects.pods import Pod
-from espalier_operator.kube.objects.start_events import StartTrouble, told
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import (
     FigurePace,

@@ -27,7 +27,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from espalier_agent.data import lamelas_tables
-from espalier_agent.tables.positions import NO_INDEX, Array, Positions
+from espalier_agent.tables.game import NO_INDEX, Array, Positions
 from espalier_agent.tables.tree import Reward
 from espalier_core.illegal_actions import RAISE, checked, integer
 from espalier_core.illegal_actions import IllegalActionError as IllegalActionError

@@ -29,7 +29,7 @@ from espalier_agent.environment import (
     Sampling,
 )
 from espalier_agent.policies.vocabulary import layer_embedding
-from espalier_agent.tables.positions import NoTableError
+from espalier_agent.tables.game import NoTableError
 from espalier_agent.tables.tree import Reward
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.outcomes import OutcomeTable, reward

@@ -19,19 +19,23 @@ from torch import Tensor
 
 from espalier_agent.policies.network import Prepared
 from espalier_core.growth import operation
-from espalier_core.growth.architecture import MOST, WEIGHT_OPERATORS, Architecture, GrowthPoint, Layer
-from espalier_core.growth.block import ADD_BLOCK
-from espalier_core.growth.deepen import DEEPEN
-from espalier_core.growth.step_cost import (
+from espalier_core.growth.architecture import (
     ATTENTION,
+    MOST,
     OPERATION_SECONDS,
     RECURRENT,
+    WEIGHT_OPERATORS,
     WEIGHTED_SECONDS,
+    Architecture,
+    GrowthPoint,
+    Layer,
     layer_seconds,
     mixes,
     places_of_all,
     step_seconds,
 )
+from espalier_core.growth.block import ADD_BLOCK
+from espalier_core.growth.deepen import DEEPEN
 from espalier_core.growth.widen import WIDEN
 from espalier_core.types.advice import Action, AdviceRequest, offered
 

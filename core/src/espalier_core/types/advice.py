@@ -15,9 +15,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from espalier_core.base import YEAR_SECONDS, Record
 from espalier_core.growth import NOTHING, OPERATIONS, described, operation, operation_names
-from espalier_core.growth.architecture import Architecture
+from espalier_core.growth.architecture import Architecture, mixes
 from espalier_core.growth.deepen import DEEPEN
-from espalier_core.growth.step_cost import mixes
 from espalier_core.growth.widen import WIDEN
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.report import MAX_ARMS, Arm, Metric

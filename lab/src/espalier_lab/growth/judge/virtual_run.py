@@ -1,6 +1,6 @@
 """The training of one case in virtual time: it can be copied, grown, and continued.
 
-A step costs what `espalier_core.growth.step_cost` models, in units in which a step of the starting model costs 1.
+A step costs what `espalier_core.growth.architecture` models, in units in which a step of the starting model costs 1.
 Nothing depends on the machine: equal seeds give equal runs.
 """
 
@@ -15,8 +15,8 @@ from typing import Final, Self
 import torch
 from torch import Tensor, nn
 
+from espalier_core.growth.architecture import step_seconds
 from espalier_core.growth.deepen import DEEPEN
-from espalier_core.growth.step_cost import step_seconds
 from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion
 from espalier_lab.growth.judge.case import CaseError, JudgeCase, JudgeSplit

@@ -379,10 +379,11 @@ def test_without_a_worker_or_time_nothing_is_tried():
     assert begun(asked(NOTHING), None, TrialConditions(Trials.RACE, ("one", "two"), 3, 100.0, RATES, 0)) is None
 
 
-class Counting:
+class Counting(SoloTrial):
     """A loop of four batches an epoch, in which each step takes a second and has its number as its loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: UserState, held: StateCopy) -> None:
+        super().__init__(state, held, torch.ones(1, 2), Insertion.EXACT, lambda: False, lambda: self.now)
         self.now, self.left = 0.0, []
 
     def batches(self, epoch: int) -> int:
@@ -392,9 +393,6 @@ class Counting:
         self.now += 1
         yield from ()
         return SoloStep(self.now)
-
-    def end_epoch(self, epoch: int) -> Any:
-        yield from ()
 
     def loss(self, stop: Any) -> float:
         return 1.0
@@ -414,16 +412,16 @@ def test_the_losses_of_the_epoch_that_an_arm_is_in_are_kept_with_it(
     """Who goes on with its copy divides their sum by all batches of the epoch."""
     model = nn.Linear(2, 2)
     state = UserState(model, torch.optim.SGD(model.parameters(), lr=0.1), [])
-    held, loop = StateCopy(state), Counting()
+    held = StateCopy(state)
+    loop = Counting(state, held)
     began = {"epoch": 3, "cursor": 2, "epoch_loss_sum": 10.0, "schedule": state.state(), "optimizer_groups": ()}
     held.note(make_checkpoint().state.model_copy(update=began))
-    trying = SoloTrial(loop, state, held, torch.ones(1, 2), Insertion.EXACT, lambda: False, lambda: loop.now)
     order = TrialOrder(
         trial="t", actions=(NOTHING,), rates=(0.1,), ends=1, seconds=seconds, shares=(0.5, 1.0), seed=0, keep=True
     )
     line = SimpleNamespace(dismissed=lambda: False, report=lambda text: None)
     with pytest.raises(StopIteration):
-        next(trying(order.model_dump_json(), line))  # type: ignore[arg-type]
+        next(loop(order.model_dump_json(), line))  # type: ignore[arg-type]
     found = held.capture().state
     assert (found.epoch, found.cursor, found.epoch_loss_sum) == (epoch, cursor, total)
     assert loop.left == [(epoch, True)]

@@ -1,14 +1,10 @@
-"""The built-in training loop, in a worker that does not lead: takes part in the leader's steps.
-
-For a trial, it trains a copy of the model by itself.
-"""
+"""The built-in training loop, in a worker that does not lead: it takes part in the leader's steps."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,57 +19,12 @@ from espalier_trainer.elastic.member import Member, StepRequest
 from espalier_trainer.elastic.membership import LEAST_ROWS, WorkerIdentity
 from espalier_trainer.elastic.states import StateCopy
 from espalier_trainer.elastic.step import StepPlan
-from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.training.hooks import HookContext, Hooks
 from espalier_trainer.training.method import method_of
 from espalier_trainer.training.network import Network
 
-if TYPE_CHECKING:
-    from espalier_trainer.trials.solo import SoloStep
-
 logger = logging.getLogger(__name__)
-
-
-class BuiltinTrialSteps:
-    """Implements `trials.solo.SoloTrialSteps`; nobody else computes anything."""
-
-    def __init__(self, context: StepContext, state: BuiltinState, data: Data, seed: int) -> None:
-        """`seed` is the job's, of the order of its examples."""
-        self._context, self._state, self._data, self._seed = context, state, data, seed
-        self._order: EpochOrder | None = None
-
-    def batches(self, epoch: int) -> int:
-        """Return the number of batches of an epoch."""
-        return len(self._of(epoch))
-
-    def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Generator[StepRequest, None, SoloStep]:
-        """Take the step at batch `cursor`, with this learning rate."""
-        from espalier_trainer.trials.solo import SoloStep
-
-        yield from ()
-        return SoloStep(take(self._context, self._state.network, self._of(epoch), cursor, StepPlan(rate=rate)).loss)
-
-    def end_epoch(self, epoch: int) -> Generator[StepRequest, None, None]:
-        """Do nothing: the rate follows the budget."""
-        yield from ()
-
-    def loss(self, stop: Callable[[], bool]) -> float | None:
-        """Return the loss on the validation split; None where `stop` broke the evaluation off."""
-        network, split = self._state.network, self._data.validation
-        context = self._context
-        evaluation = context.method.evaluation(network, split, context.training.batch_size, stop)
-        return None if evaluation is None else evaluation.loss
-
-    def leave(self, epoch: int, *, keep: bool) -> Generator[StepRequest, None, None]:
-        """Do nothing."""
-        yield from ()
-
-    def _of(self, epoch: int) -> EpochOrder:
-        if self._order is None or self._order.epoch != epoch:
-            examples, size = len(self._data.train), self._context.training.batch_size
-            self._order = epoch_order(examples, size, self._seed, epoch, self._state.device)
-        return self._order
 
 
 class BuiltinWorker:
@@ -102,10 +53,9 @@ class BuiltinWorker:
         self.held = StateCopy(state, self.hooks)
         trial = None
         if job.spec.adaptation.trials is not Trials.OFF:
-            from espalier_trainer.trials.solo import SoloTrial
+            from espalier_trainer.builtin_loop.trial import BuiltinTrial
 
-            steps = BuiltinTrialSteps(replace(self._context, hooks=Hooks()), state, data, seed)
-            trial = SoloTrial(steps, state, self.held, example, job.spec.adaptation.insertion, stop)
+            trial = BuiltinTrial(replace(self._context, hooks=Hooks()), state, self.held, data, seed, job, stop)
         self._member = Member(self.held, seed, device, identity, stop=stop, carry_out=trial)
         self._order: EpochOrder | None = None
         """Of the epoch of the last step: drawing a permutation of all examples takes longer than a small step."""

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.own import OwnLoopError
 from espalier_trainer.own import join as join_own
+from espalier_trainer.user_loop.joining import Validate
 from espalier_trainer.user_loop.loop import UserLoop
 from espalier_trainer.user_loop.stateful import Stateful
-from espalier_trainer.user_loop.trial import Validate
 
 
 class _Placed:

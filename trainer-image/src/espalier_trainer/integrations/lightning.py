@@ -16,10 +16,9 @@ from torch.utils.data import DataLoader
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.own import OwnLoopError, join
 from espalier_trainer.user_loop.batch_stream import BatchStream
-from espalier_trainer.user_loop.joining import leads
+from espalier_trainer.user_loop.joining import Validate, leads
 from espalier_trainer.user_loop.loop import UserLoop
 from espalier_trainer.user_loop.stateful import Stateful
-from espalier_trainer.user_loop.trial import Validate
 
 _MANY: Final = 2**31 - 1
 """Batches of the one epoch. Lightning loads no batch in advance where it knows a number."""

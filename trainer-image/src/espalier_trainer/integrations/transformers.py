@@ -13,10 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.own import OwnLoopError, join
 from espalier_trainer.user_loop.batch_stream import BatchStream
-from espalier_trainer.user_loop.joining import leads
+from espalier_trainer.user_loop.joining import Validate, leads
 from espalier_trainer.user_loop.loop import UserLoop
 from espalier_trainer.user_loop.stateful import Stateful
-from espalier_trainer.user_loop.trial import Validate
 
 _ORDERS: Final = ("random", "sequential")
 """Values of `TrainingArguments.train_sampling_strategy` that workers can share."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
-from typing import Protocol
 
 import torch
 
@@ -34,28 +34,6 @@ class SoloStep:
     """None: it was not taken."""
     ends_epoch: bool = False
     """Whether the loop goes on with the next epoch, however many batches are left of this one."""
-
-
-class SoloTrialSteps(Protocol):
-    """A training loop in a worker that trains the state it holds by itself.
-
-    What somebody else computes, such as a user's script, is yielded as a turn, and done when it goes on.
-    """
-
-    def batches(self, epoch: int) -> int:
-        """Return the number of batches of an epoch."""
-
-    def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Generator[StepRequest, None, SoloStep]:
-        """Take the step at batch `cursor`. `rate` is as `TrainingState.trial_rates` gives it."""
-
-    def end_epoch(self, epoch: int) -> Generator[StepRequest, None, None]:
-        """Do what follows the batches of an epoch."""
-
-    def loss(self, stop: Callable[[], bool]) -> float | None:
-        """Return the validation loss; None where `stop` broke the evaluation off."""
-
-    def leave(self, epoch: int, *, keep: bool) -> Generator[StepRequest, None, None]:
-        """Leave an epoch that is not over; `keep`: without a change of the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +64,15 @@ class _Stands:
         self.epoch, self.cursor, self.epoch_loss_sum = self.epoch + 1, 0, 0.0
 
 
-class SoloTrial:
-    """Tries what the leader orders, on the state that this worker holds."""
+class SoloTrial(ABC):
+    """A training loop that tries what the leader orders, on the state that this worker holds.
+
+    Subclasses compute the steps. What somebody else computes, such as a user's script, is yielded as a request, and
+    done when it goes on.
+    """
 
     def __init__(
         self,
-        loop: SoloTrialSteps,
         state: TrainingState,
         held: StateCopy,
         example: ExampleInput,
@@ -99,10 +80,30 @@ class SoloTrial:
         stop: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`loop` trains `state`, of which `held` is; `stop` returns whether this worker must leave."""
-        self._loop, self._state, self._held = loop, state, held
+        """`held` is a copy of the leader's state in `state`; `stop` returns whether this worker must leave."""
+        self._state, self._held = state, held
         self._example, self._insertion = example, insertion
         self._leaves, self._clock = stop, clock
+
+    @abstractmethod
+    def batches(self, epoch: int) -> int:
+        """Return the number of batches of an epoch."""
+
+    @abstractmethod
+    def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Generator[StepRequest, None, SoloStep]:
+        """Take the step at batch `cursor`. `rate` is as `TrainingState.trial_rates` gives it."""
+
+    @abstractmethod
+    def loss(self, stop: Callable[[], bool]) -> float | None:
+        """Return the validation loss; None where `stop` broke the evaluation off."""
+
+    def end_epoch(self, epoch: int) -> Generator[StepRequest, None, None]:
+        """Do what follows the batches of an epoch."""
+        yield from ()
+
+    def leave(self, epoch: int, *, keep: bool) -> Generator[StepRequest, None, None]:
+        """Leave an epoch that is not over; `keep`: without a change of the state."""
+        yield from ()
 
     def __call__(self, text: str, channel: TrialChannel) -> Generator[StepRequest, None, str]:
         """Try all arms of an order; those after a `stop`, or after the leader has dismissed this worker, are left out.
@@ -177,12 +178,12 @@ class SoloTrial:
             message=message,
         )
         if stands.cursor and not self._leaves():
-            yield from self._loop.leave(stands.epoch, keep=order.keep and finished)  # not in the time of the next arm
+            yield from self.leave(stands.epoch, keep=order.keep and finished)  # not in the time of the next arm
         return arm
 
     def _measured(self, share: float, slices: list[Slice], stop: Callable[[], bool]) -> str:
         """Add how the network does at the end of a slice; returns why it has to end there, '' where it need not."""
-        loss = self._loop.loss(stop)
+        loss = self.loss(stop)
         if loss is None:
             return "the worker was asked to leave" if self._leaves() else "it was broken off"
         if not math.isfinite(loss):
@@ -197,12 +198,12 @@ class SoloTrial:
         taken = 0
         self._state.network.module.train()
         while (now := self._clock()) < until and not stop():
-            if stands.cursor >= self._loop.batches(stands.epoch):
-                yield from self._loop.end_epoch(stands.epoch)
+            if stands.cursor >= self.batches(stands.epoch):
+                yield from self.end_epoch(stands.epoch)
                 stands.next_epoch()
             moment = order.moment(now - rate.began)
             self._state.advance(moment.share)
-            step = yield from self._loop.step(stands.epoch, stands.cursor, rate.at(now), moment)
+            step = yield from self.step(stands.epoch, stands.cursor, rate.at(now), moment)
             if step.ends_epoch:
                 stands.next_epoch()
             else:

@@ -10,13 +10,14 @@ import logging
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from espalier_core.growth.widen import WIDEN
@@ -31,7 +32,7 @@ from espalier_trainer.elastic.member import Member
 from espalier_trainer.elastic.membership import WorkerIdentity
 from espalier_trainer.elastic.states import StateCopy
 from espalier_trainer.errors import OwnLoopError, SupersededError, TrainerError
-from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.net2net.modules import ExampleInput, mode, undisturbed
 from espalier_trainer.net2net.refusals import why_split
 from espalier_trainer.process.settings import SettingsError, StopSignal, TermSignal, TrainerSettings
 from espalier_trainer.run.batching import batching_of
@@ -46,7 +47,6 @@ from espalier_trainer.user_loop.local_loop import LocalLoop
 from espalier_trainer.user_loop.loop import UserLoop
 from espalier_trainer.user_loop.state import UserState
 from espalier_trainer.user_loop.stateful import Stateful, require_dense
-from espalier_trainer.user_loop.trial import UserTrialSteps, Validate, validation_loss
 from espalier_trainer.user_loop.worker import UserWorker
 
 logger = logging.getLogger(__name__)
@@ -106,6 +106,31 @@ class JoinWatch:
 
 
 WATCH: Final = JoinWatch()
+
+
+Validate = Callable[[nn.Module], float | Tensor]
+"""Returns the validation loss of a model, which is in eval mode and needs no gradients."""
+
+
+class _BrokenOffError(Exception):
+    """Ends an evaluation from within the model's forward."""
+
+
+def validation_loss(validate: Validate, model: nn.Module, stop: Callable[[], bool]) -> float | None:
+    """Return what the script's `validate` says of the model; None where `stop` broke it off."""
+
+    def look(*_: Any) -> None:
+        if stop():
+            raise _BrokenOffError
+
+    handle = model.register_forward_pre_hook(look)
+    try:
+        with undisturbed(model), mode(model, training=False):
+            return float(validate(model))
+    except _BrokenOffError:
+        return None
+    finally:
+        handle.remove()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +272,10 @@ def _follow(
     held, trial = StateCopy(state), None
     trials = job.spec.adaptation.trials is not Trials.OFF
     if trials and request.wanted and request.validate is not None and not is_stream(loader):
-        from espalier_trainer.trials.solo import SoloTrial
+        from espalier_trainer.user_loop.trial import UserTrial
 
-        steps, example = UserTrialSteps(state, held, feed, request.validate), _example(feed, state, request)
-        trial = SoloTrial(steps, state, held, example, job.spec.adaptation.insertion, term)
+        loss, example = partial(validation_loss, request.validate, state.model), _example(feed, state, request)
+        trial = UserTrial(state, held, feed, loss, example, job.spec.adaptation.insertion, term)
     identity = WorkerIdentity(settings.role is Role.BASE, settings.index, settings.node)
     member = Member(held, seed, state.device, identity, stop=term, hashed=state.digest, carry_out=trial)
     rendezvous = None if training.elastic_batch is None else settings.rendezvous

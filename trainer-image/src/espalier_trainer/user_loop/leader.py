@@ -28,13 +28,13 @@ from espalier_trainer.run.steps import usable
 from espalier_trainer.training.progress import Ending, exit_code_of, sentence
 from espalier_trainer.user_loop.exit_detection import looping, was_left
 from espalier_trainer.user_loop.feed import ONCE, Feed
-from espalier_trainer.user_loop.loop import OptimizerHooks, UserStep
+from espalier_trainer.user_loop.loop import JobLoop, UserStep
 from espalier_trainer.user_loop.state import UserState
 
 LEFT: Final = "the script left the loop"
 
 
-class UserLeader:
+class UserLeader(JobLoop):
     """A loop under a job's time budget."""
 
     leads = True
@@ -44,16 +44,12 @@ class UserLeader:
 
         `closing` is closed at the end of the process.
         """
-        self._run, self._state, self._feed, self._stop, self._closing = run, state, feed, stop, closing
-        self._sync = bool(run.job.spec.training.sync_batch_norm)
-        self._hooks = OptimizerHooks(state.optimizer)
-        self._step: UserStep | None = None
+        super().__init__(state, feed, run.moment(), sync_batch_norm=bool(run.job.spec.training.sync_batch_norm))
+        self._run, self._stop, self._closing = run, stop, closing
         self._due: StepPlan | None = None
         self._inside = self._epoch_end_sent = self._stopped = self._closed = False
         """Whether the script is in an epoch; whether the other workers know that its batches are over; whether it has
         called `stop`; whether the loop over epochs has ended."""
-        self._moment = run.moment()
-        """Where the script stands in the budget, for it and for the other workers."""
         self._entered = False
         """Whether no step of the epoch was announced yet."""
         self._gave_way = False
@@ -66,29 +62,6 @@ class UserLeader:
     def workers(self) -> int:
         """Number of workers that train together now."""
         return 1 if self._run.team is None else self._run.team.world
-
-    @property
-    def should_step(self) -> bool:
-        """Whether the current batch is the last of its optimizer step."""
-        return self._step is None or self._step.last
-
-    @property
-    def fraction(self) -> float:
-        """The part of the time budget that is used, 0 to 1."""
-        return self._moment.share
-
-    def time_left(self) -> float:
-        """Return the seconds of the time budget that are left."""
-        return self._moment.left
-
-    def __len__(self) -> int:
-        """Return the number of batches of an epoch, before workers divide them."""
-        return self._feed.loaded
-
-    @property
-    def dataset(self) -> Any:
-        """The data set of the loader that the script has given to `join`."""
-        return self._feed.dataset
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the epochs from the current one to the end of the budget, at most `count` in all."""

@@ -18,7 +18,8 @@ from espalier_trainer.elastic.step import GradientSum, StepResult
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.measuring.gradients import settle
 from espalier_trainer.net2net.optimizer import members_of
-from espalier_trainer.user_loop.feed import Part
+from espalier_trainer.optimizers.schedules import Moment
+from espalier_trainer.user_loop.feed import Feed, Part
 from espalier_trainer.user_loop.state import StepSettings, UserState
 
 logger = logging.getLogger(__name__)
@@ -302,3 +303,38 @@ class OptimizerHooks:
             group["lr"] = rate
         if self.step is not None:
             self.step.stepped, self.step.done = True, self.step.done or self.step.joint is not None
+
+
+class JobLoop:
+    """The common part of a job's loops, in the leader and in the other workers."""
+
+    def __init__(self, state: UserState, feed: Feed, moment: Moment, *, sync_batch_norm: bool) -> None:
+        self._state, self._feed, self._sync = state, feed, sync_batch_norm
+        self._hooks = OptimizerHooks(state.optimizer)
+        self._step: UserStep | None = None
+        """The current step."""
+        self._moment = moment
+        """The position of the leader's script in the budget, for the scripts of all workers."""
+
+    @property
+    def should_step(self) -> bool:
+        """Whether the current batch is the last of its optimizer step."""
+        return self._step is None or self._step.last
+
+    @property
+    def fraction(self) -> float:
+        """The part of the time budget that is used, 0 to 1, as the leader's script sees it."""
+        return self._moment.share
+
+    def time_left(self) -> float:
+        """Return the seconds of the time budget that are left, as the leader's script sees it."""
+        return self._moment.left
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch, before workers divide them."""
+        return self._feed.loaded
+
+    @property
+    def dataset(self) -> Any:
+        """The data set of the loader that the script has given to `join`."""
+        return self._feed.dataset

@@ -22,13 +22,13 @@ from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.process.settings import Rendezvous, TermSignal
 from espalier_trainer.user_loop.exit_detection import looping, was_left
 from espalier_trainer.user_loop.feed import ONCE, Feed
-from espalier_trainer.user_loop.loop import OptimizerHooks, UserStep
+from espalier_trainer.user_loop.loop import JobLoop, UserStep
 from espalier_trainer.user_loop.state import UserState
 
 logger = logging.getLogger(__name__)
 
 
-class UserWorker:
+class UserWorker(JobLoop):
     """A loop that another worker leads."""
 
     leads = False
@@ -48,16 +48,13 @@ class UserWorker:
 
         `held` is the copy of the leader's state in `state`; `member` is its communication with the leader.
         """
-        self._state, self._feed, self._term, self._sync = state, feed, term, sync_batch_norm
-        self._held = held
-        self._hooks = OptimizerHooks(state.optimizer)
+        # Before the first step, the leader's script stands at the beginning of the budget.
+        super().__init__(state, feed, Moment(0.0, 1.0), sync_batch_norm=sync_batch_norm)
+        self._held, self._term = held, term
         separate = "the job's workers do not train together (elasticBatch)"
         self._why_waiting = separate if rendezvous is None else "the job is done"
         self._requests: Iterator[StepRequest] = iter(()) if rendezvous is None else member.requests(rendezvous)
         self._request: StepRequest | None = None
-        self._step: UserStep | None = None
-        self._moment = Moment(0.0, 1.0)
-        """Where the leader's script stands in the budget; before the first step, at its beginning."""
         self._epoch: int | None = None
         self._alone: int | None = None
         """While the script trains a copy by itself, for a trial: the number of that state."""
@@ -75,29 +72,6 @@ class UserWorker:
     def workers(self) -> int:
         """Number of workers that train together now."""
         return 1 if self._request is None or self._request.group is None else self._request.group.world
-
-    @property
-    def should_step(self) -> bool:
-        """Whether the current batch is the last of its optimizer step."""
-        return self._step is None or self._step.last
-
-    @property
-    def fraction(self) -> float:
-        """The part of the time budget that is used, 0 to 1, as the leader's script sees it."""
-        return self._moment.share
-
-    def time_left(self) -> float:
-        """Return the seconds of the time budget that are left, as the leader's script sees it."""
-        return self._moment.left
-
-    def __len__(self) -> int:
-        """Return the number of batches of an epoch, before workers divide them."""
-        return self._feed.loaded
-
-    @property
-    def dataset(self) -> Any:
-        """The data set of the loader that the script has given to `join`."""
-        return self._feed.dataset
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the leader's epochs; does not return, because only the leader runs the code after the loop."""

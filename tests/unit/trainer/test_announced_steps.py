@@ -1,4 +1,4 @@
-"""Steps that the leader foretells, so that no command precedes them: whatever comes in between, all take the same."""
+"""Steps that the leader announces, so that no command precedes them: whatever comes in between, all take the same."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_steps_of_an_epoch_need_one_command(pair: Pair, commands: list[Code]) ->
     assert pair.follower.void == 0
 
 
-def test_a_step_that_was_foretold_is_not_taken_where_the_leader_decides_otherwise(pair: Pair) -> None:
+def test_an_announced_step_is_not_taken_where_the_leader_decides_otherwise(pair: Pair) -> None:
     pair.step(0)
     pair.tell()  # the member computes step 1 already
     pair.step(5)

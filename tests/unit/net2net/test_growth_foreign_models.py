@@ -132,7 +132,7 @@ def _hooked() -> nn.Module:
     return model
 
 
-STRANGERS: dict[str, tuple[Callable[[], nn.Module], ExampleInput, int]] = {
+FOREIGN_MODELS: dict[str, tuple[Callable[[], nn.Module], ExampleInput, int]] = {
     "tied": (Tied, torch.arange(12).reshape(2, 6), 1),
     "called twice": (lambda: Net(_units(), _twice), ROWS, 1),
     "one module thrice": (lambda: Net(_one_thrice(), in_turn), ROWS, 0),
@@ -171,7 +171,7 @@ class Returning(nn.Module):
         return self._returned(self.head(functional.relu(self.second(hidden))), hidden)
 
 
-STRANGERS["dataclass"] = (lambda: Returning(lambda scores, hidden: Found(scores, [hidden])), ROWS, 0)
+FOREIGN_MODELS["dataclass"] = (lambda: Returning(lambda scores, hidden: Found(scores, [hidden])), ROWS, 0)
 
 
 def _outputs(model: nn.Module, example: ExampleInput, *, training: bool) -> list[Tensor]:
@@ -186,10 +186,10 @@ def _outputs(model: nn.Module, example: ExampleInput, *, training: bool) -> list
 # As an error it would leave torch._dynamo on: all later tests of the process would run in its frames.
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
 @pytest.mark.sweep("models that nobody named")
-@pytest.mark.parametrize("name", STRANGERS)
+@pytest.mark.parametrize("name", FOREIGN_MODELS)
 def test_a_stranger_grows_exactly_or_is_refused_with_a_reason(name: str) -> None:
     torch.manual_seed(0)
-    build, example, runs = STRANGERS[name]
+    build, example, runs = FOREIGN_MODELS[name]
     model = build()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     grown = [deepen(model, point.id, example) for point in growth_points(model, example)]
@@ -271,7 +271,7 @@ def test_a_model_that_skips_blocks_by_chance_is_always_described_alike(draw: Cal
 
 
 def test_frozen_projections_are_named() -> None:
-    (refusal,) = refused_blocks(STRANGERS["adapters"][0](), ROWS)
+    (refusal,) = refused_blocks(FOREIGN_MODELS["adapters"][0](), ROWS)
     assert "is frozen there" in refusal.reason
     assert "merge its adapters" in refusal.remedy
 

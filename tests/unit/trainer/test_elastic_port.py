@@ -25,7 +25,7 @@ from espalier_trainer.elastic.group import Group, GroupBrokenError
 from espalier_trainer.elastic.membership import WorkerArrival
 from espalier_trainer.elastic.rendezvous import LeaderAwayError, RendezvousClient, RendezvousError, RendezvousServer
 from espalier_trainer.elastic.states import Code, Command
-from espalier_trainer.elastic.store import KEY_BYTES, STRANGERS, Channel, ChannelError, StoreClient, call
+from espalier_trainer.elastic.store import KEY_BYTES, MOST_UNAUTHENTICATED, Channel, ChannelError, StoreClient, call
 from espalier_trainer.process.settings import Rendezvous, TrainerSettings
 from groups import together
 from ports import free_port
@@ -132,11 +132,11 @@ def test_bytes_that_drip_do_not_extend_the_handshake(leader: Leader, monkeypatch
 
 
 def test_many_silent_connections_do_not_keep_a_worker_out(leader: Leader) -> None:
-    silent = [socket.create_connection(leader.address) for _ in range(3 * STRANGERS)]
+    silent = [socket.create_connection(leader.address) for _ in range(3 * MOST_UNAUTHENTICATED)]
     try:
         assert admits(leader)
-        assert len([each for each in threading.enumerate() if each.name == "worker"]) <= 4 * STRANGERS
-        assert all(hangs_up(each) for each in silent[: 2 * STRANGERS - 1])
+        assert len([each for each in threading.enumerate() if each.name == "worker"]) <= 4 * MOST_UNAUTHENTICATED
+        assert all(hangs_up(each) for each in silent[: 2 * MOST_UNAUTHENTICATED - 1])
     finally:
         for each in silent:
             each.close()

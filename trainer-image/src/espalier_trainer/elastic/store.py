@@ -165,7 +165,7 @@ def _exactly(connection: socket.socket, size: int, deadline: float | None) -> by
     return bytes(found)
 
 
-STRANGERS: Final = 32
+MOST_UNAUTHENTICATED: Final = 32
 """Connections that have not proved yet to be of the job: one more, and the oldest is dropped."""
 PATIENCE: Final = timedelta(seconds=5)
 """How long a store waits for what is not there, unless it is told."""
@@ -184,19 +184,19 @@ class StoreServer:
         """Begin to accept connections at `listener`."""
         self.store: Any = HashStore()
         self.store.set_timeout(PATIENCE)
-        door = _Door(listener, key, attempt, self.store)
-        self.close = weakref.finalize(self, door.close)
-        threading.Thread(target=door.run, name="rendezvous", daemon=True).start()
+        acceptor = _Acceptor(listener, key, attempt, self.store)
+        self.close = weakref.finalize(self, acceptor.close)
+        threading.Thread(target=acceptor.run, name="rendezvous", daemon=True).start()
 
 
-class _Door:
+class _Acceptor:
     """Accepts connections, each in a thread of its own. What fails ends one connection, never the leader."""
 
     def __init__(self, listener: socket.socket, key: bytes, attempt: int, store: Any) -> None:
         self._listener, self._key, self._attempt, self._store = listener, key, attempt, store
         self._lock = threading.Lock()
-        self._strangers: dict[socket.socket, None] = {}
-        self._known: set[socket.socket] = set()
+        self._unauthenticated: dict[socket.socket, None] = {}
+        self._authenticated: set[socket.socket] = set()
         self._closed = False
         self._said: set[str] = set()
 
@@ -212,10 +212,10 @@ class _Door:
                 threading.Event().wait(0.1)
                 continue
             with self._lock:
-                self._strangers[connection] = None
-                if len(self._strangers) > STRANGERS:
-                    oldest = next(iter(self._strangers))
-                    del self._strangers[oldest]
+                self._unauthenticated[connection] = None
+                if len(self._unauthenticated) > MOST_UNAUTHENTICATED:
+                    oldest = next(iter(self._unauthenticated))
+                    del self._unauthenticated[oldest]
                     wake(oldest)
                 if self._closed:
                     wake(connection)
@@ -228,7 +228,7 @@ class _Door:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            open_ones = [*self._strangers, *self._known]
+            open_ones = [*self._unauthenticated, *self._authenticated]
         for each in (self._listener, *open_ones):
             wake(each)
 
@@ -238,8 +238,8 @@ class _Door:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # its node may disappear
             channel = answer(connection, self._key, self._attempt)
             with self._lock:
-                self._strangers.pop(connection, None)
-                self._known.add(connection)
+                self._unauthenticated.pop(connection, None)
+                self._authenticated.add(connection)
         except OSError as error:
             self._refused(peer, error)
             self._forget(connection)
@@ -254,8 +254,8 @@ class _Door:
 
     def _forget(self, connection: socket.socket) -> None:
         with self._lock:
-            self._strangers.pop(connection, None)
-            self._known.discard(connection)
+            self._unauthenticated.pop(connection, None)
+            self._authenticated.discard(connection)
         connection.close()
 
     def _refused(self, peer: str, error: Exception) -> None:

@@ -302,7 +302,7 @@ def learners(at: Place) -> Items:
             histories.append(("history", ("--from-history", "inputs/outcomes.db", "--set", "held_out_share=.25")))
         for kind, more in histories:
             words = ("--learner", name, *options, *more, "--outcomes", "digits", "--seed", 1)
-            yield f"{name} {kind}", at.espalier("agent", "learn", *words, "-o", f"{name}-{kind}")
+            yield f"{name} {kind}", at.espalier("agent", "learn", *words, "--output", f"{name}-{kind}")
     yield "evaluate", at.espalier("agent", "evaluate", "--json")
     yield "outcomes", at.espalier("agent", "outcomes", "--db", "inputs/outcomes.db", "--json")
     shutil.copytree(at.folder / "expected-outcomes", at.folder / "served")
@@ -344,7 +344,7 @@ def training(at: Place) -> Items:
     yield "digits, plain", at.call(lambda: virtual({"optimizer": {"name": "SGD"}}))
     yield "gpt", at.call(lambda: virtual(gpt, "AddBlock", "blocks.0"))
     digits = ("--start-at", "30%", "--decisions", 1, "--time", "virtual", "--step-cost", "2,0.6,0.5,0.2")
-    more = ("--time-budget", 0.4, "--work-dir", "w", "-o", "table.json")
+    more = ("--time-budget", 0.4, "--work-dir", "w", "--output", "table.json")
     yield "collect", at.espalier("agent", "collect", "digits.yaml", *digits, *more)
     yield "table", (at.folder / "table.json").read_text()
     judged = ("--budget", 40, "--seeds", 1, "--most", 2, "--parallel", 1, "--work-dir", "judged", "--json")

@@ -175,7 +175,7 @@ def test_the_snapshot_is_what_the_operator_plans_by(world: World, tmp_path: Path
 
     def same() -> bool:
         world.operator.wake()
-        made = world.run("snapshot", "-o", str(path))
+        made = world.run("snapshot", "--output", str(path))
         assert made.exit_code == 0, made.stderr
         return _timeless(Snapshot.from_json(path.read_text())) == _timeless(world.operator.snapshot)
 

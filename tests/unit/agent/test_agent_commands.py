@@ -64,9 +64,9 @@ def test_learn_reads_folders_files_and_the_papers_tables_and_learns_the_same_twi
 
 def test_learn_as_the_paper_and_go_on_in_a_curriculum(run: Run, tmp_path: Path) -> None:
     reinforce = ["--learner", "reinforce", "--episodes", "12"]
-    assert run("learn", *reinforce, "-o", tmp_path / "e").exit_code == 0
+    assert run("learn", *reinforce, "--output", tmp_path / "e").exit_code == 0
     more = ["--curriculum", "late-early-middle", "--temperature", "10", "--from", tmp_path / "e"]
-    result = run("learn", *reinforce, *more, "-o", tmp_path / "l")
+    result = run("learn", *reinforce, *more, "--output", tmp_path / "l")
     assert result.exit_code == 0, result.stderr
     lineage = load_policy(tmp_path / "l").lineage
     assert lineage.parent == load_policy(tmp_path / "e").identity
@@ -89,7 +89,7 @@ def test_every_learner_learns_with_every_encoder_what_evaluate_reads(
     run: Run, tmp_path: Path, learner: str, short: list[str], encoder: str
 ) -> None:
     options = [part for field in short for part in ("--set", field)]
-    result = run("learn", "--learner", learner, "--encoder", encoder, *options, "-o", tmp_path / "p")
+    result = run("learn", "--learner", learner, "--encoder", encoder, *options, "--output", tmp_path / "p")
     assert result.exit_code == 0, result.stderr
     policy = load_policy(tmp_path / "p")
     assert (policy.lineage.learner, policy.network.config.encoder) == (learner, encoder)
@@ -108,7 +108,7 @@ def test_every_learner_learns_with_every_encoder_what_evaluate_reads(
     ],
 )
 def test_what_a_learner_cannot_be_told_is_one_line(run: Run, tmp_path: Path, options: list[str], message: str) -> None:
-    result = run("learn", *options, "-o", tmp_path / "p")
+    result = run("learn", *options, "--output", tmp_path / "p")
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {message}")
     assert len(result.stderr.splitlines()) == 1
@@ -132,7 +132,7 @@ def test_a_damaged_table_is_named(run: Run, tmp_path: Path, contents: str, messa
 
 
 @pytest.mark.parametrize(
-    "command", [["evaluate"], ["learn", "--set", "updates=1", "-o", "p"]], ids=["evaluate", "learn"]
+    "command", [["evaluate"], ["learn", "--set", "updates=1", "--output", "p"]], ids=["evaluate", "learn"]
 )
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -165,7 +165,7 @@ def test_a_table_of_a_folder_that_cannot_be_played_is_named(
 
 @pytest.mark.parametrize(
     "command",
-    [["evaluate", "--policy"], ["learn", "--set", "updates=1", "-o", "p", "--from"]],
+    [["evaluate", "--policy"], ["learn", "--set", "updates=1", "--output", "p", "--from"]],
     ids=["evaluate", "learn"],
 )
 def test_a_policy_that_cannot_be_used_is_named(
@@ -183,7 +183,7 @@ def test_a_policy_that_cannot_be_used_is_named(
 
 
 def test_a_table_that_is_not_there_is_named(run: Run, tmp_path: Path) -> None:
-    result = run("learn", "--outcomes", tmp_path / "none", "-o", tmp_path / "p")
+    result = run("learn", "--outcomes", tmp_path / "none", "--output", tmp_path / "p")
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {tmp_path}/none: no such file or folder, and not an included set (")
     assert "lamelas" in result.stderr
@@ -238,7 +238,7 @@ def test_ctrl_c_ends_a_command_with_130_not_with_the_code_of_an_error(
 def test_learn_says_that_it_cannot_write_before_it_learns(run: Run, tmp_path: Path, inside: bool) -> None:
     (tmp_path / "file").write_text("kept")
     output = tmp_path / "file" / "policy" if inside else tmp_path / "file"
-    result = run("learn", "--set", "updates=1", "-o", output)
+    result = run("learn", "--set", "updates=1", "--output", output)
     assert result.exit_code == 2
     assert "episodes" not in result.stderr
     reason = "Not a directory" if inside else "File exists"
@@ -246,5 +246,5 @@ def test_learn_says_that_it_cannot_write_before_it_learns(run: Run, tmp_path: Pa
 
 
 def test_learn_leaves_no_folder_where_it_did_not_begin(run: Run, tmp_path: Path) -> None:
-    assert run("learn", "--set", "updates=0", "-o", tmp_path / "policy").exit_code == 2
+    assert run("learn", "--set", "updates=0", "--output", tmp_path / "policy").exit_code == 2
     assert not (tmp_path / "policy").exists()

@@ -500,7 +500,7 @@ def test_the_commands_learn_promote_and_refuse(
     save_policy(bad, tmp_path / "served")
     quick = ["--set", "updates=60", "--set", "learning_rate=.005"]
     learnt = run(
-        "learn", "--without-tables", "--from-history", database, "--from", tmp_path / "served", *quick, "-o",
+        "learn", "--without-tables", "--from-history", database, "--from", tmp_path / "served", *quick, "--output",
         tmp_path / "new",
     )  # fmt: skip
     assert learnt.exit_code == 0, learnt.stderr
@@ -545,7 +545,7 @@ def test_a_policy_that_came_into_service_while_it_was_judged_stays(
 
 def test_tables_that_are_held_out_are_not_learnt(tmp_path: Path, table: OutcomeTable) -> None:
     (tmp_path / "one.json").write_text(json.dumps(table.to_json()))
-    options = ["--set", "updates=1", "-o", tmp_path / "p"]
+    options = ["--set", "updates=1", "--output", tmp_path / "p"]
     result = run("learn", "--outcomes", "digits", "--held-out", tmp_path / "one.json", *options)
     assert result.exit_code == 0, result.stderr
     names = [each.name for each in load_policy(tmp_path / "p").lineage.tables]
@@ -556,13 +556,13 @@ def test_tables_that_are_held_out_are_not_learnt(tmp_path: Path, table: OutcomeT
     ("options", "code", "message"),
     [
         (
-            ["learn", "--from-history", "DB", "--learner", "ppo", "-o", "P"],
+            ["learn", "--from-history", "DB", "--learner", "ppo", "--output", "P"],
             2,
             "learner ppo does not learn from a history",
         ),
-        (["learn", "--from-history", "missing.db", "-o", "P"], 2, r"missing.db: no such file"),
-        (["learn", "--from-history", "DB", "--set", "unit=week", "-o", "P"], 2, "unit=week"),
-        (["learn", "--without-tables", "-o", "P"], 2, "there is no outcome table to learn from"),
+        (["learn", "--from-history", "missing.db", "--output", "P"], 2, r"missing.db: no such file"),
+        (["learn", "--from-history", "DB", "--set", "unit=week", "--output", "P"], 2, "unit=week"),
+        (["learn", "--without-tables", "--output", "P"], 2, "there is no outcome table to learn from"),
         (["promote", "--policy", "P", "--to", "SERVED"], 2, "no data to compare the policies on"),
         (["promote", "--policy", "none", "--to", "SERVED", "--outcomes", "digits"], 2, "none/policy.json"),
         (["promote", "--policy", "SERVED", "--to", "none", "--outcomes", "digits"], 2, "none/policy.json"),
@@ -585,7 +585,7 @@ def test_what_cannot_be_is_one_line(
 def test_a_history_that_is_all_greedy_is_warned_of(bad: Policy, tree: DecisionTree, tmp_path: Path) -> None:
     collect(bad, tree, Jobs(3, 0.0), tmp_path / "greedy.db")
     result = run(
-        "learn", "--outcomes", "digits", "--from-history", tmp_path, "--set", "updates=1", "-o", tmp_path / "p"
+        "learn", "--outcomes", "digits", "--from-history", tmp_path, "--set", "updates=1", "--output", tmp_path / "p"
     )
     assert result.exit_code == 0, result.stderr
     assert "warning: the service always took its best action" in result.stderr

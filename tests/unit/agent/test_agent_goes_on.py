@@ -76,7 +76,9 @@ def test_a_service_gets_better_by_what_it_tried(url: str, tmp_path: Path) -> Non
         assert len(history) == JOBS * tree.decisions
         assert {round(decision.behaviour_probability, 9) for decision in history} == {0.15, 0.55}
         fields = ["--set", "updates=40", "--set", "learning_rate=.005"]
-        run("learn", "--without-tables", "--from-history", kept, "--from", served, *fields, "-o", tmp_path / "new")
+        run(
+            "learn", "--without-tables", "--from-history", kept, "--from", served, *fields, "--output", tmp_path / "new"
+        )
         sources = ["--from-history", kept, "--least-effective", 3]
         judged = run("promote", "--policy", tmp_path / "new", "--to", served, *sources, "--json")
         assert json.loads(judged.stdout)["history"]["difference"] > 0

@@ -94,7 +94,7 @@ def test_a_service_learns_from_the_arms_of_trials(learner: str, tmp_path: Path) 
         fields = ["--set", "updates=60", "--set", "learning_rate=.005", "--from", served]
         new = tmp_path / "new"
         more = fields if learner == "expected" else ["--learner", "trees"]
-        run("learn", "--without-tables", "--from-history", kept, *more, "-o", new)
+        run("learn", "--without-tables", "--from-history", kept, *more, "--output", new)
         few = ["--least-effective", 3]  # which jobs are held out depends on their random ids
         judged = json.loads(
             run("promote", "--policy", new, "--to", served, "--from-history", kept, *few, "--json").stdout

@@ -304,7 +304,7 @@ def test_a_budget_that_ends_before_the_last_decision_is_an_error() -> None:
 def test_wall_time_is_kept_to(tmp_path: Path) -> None:
     output = tmp_path / "t.json"
     arguments = ["--start-at", "0.3s", "--decisions", "1", "--time", "wall", "--time-budget", "1.5", "--no-controls"]
-    outcome = CliRunner().invoke(cli, ["agent", "collect", str(JOB), *arguments, "-o", str(output)])
+    outcome = CliRunner().invoke(cli, ["agent", "collect", str(JOB), *arguments, "--output", str(output)])
     assert outcome.exit_code == 0, outcome.output
     table = read_table(output)
     assert "wall time" in table.source

@@ -60,7 +60,7 @@ MANNERS = {"smaller-kept": INSIST, "as-compared": ShrinkOptions()}
 
 @pytest.fixture(scope="module")
 def whole(reclaimed: Run) -> Run:
-    """Return the run that nothing stopped, by the name of its manner: several tests ask what happened in it."""
+    """Return the run that nothing stopped, by the name of its options: several tests ask what happened in it."""
 
     @functools.cache
     def of(shrink_options: str) -> Any:
@@ -143,7 +143,7 @@ MOMENTS = {
 
 
 @pytest.mark.sweep("stops of a trial")
-@pytest.mark.parametrize("manner", MANNERS)
+@pytest.mark.parametrize("shrink_options", MANNERS)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_stop_at_any_moment_changes_nothing(
     reclaimed: Run, make_job: Run, whole: Run, tmp_path: Any, shrink_options: str, moment: str

@@ -310,7 +310,7 @@ def test_a_worker_gives_up_its_network_before_it_builds_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = make_job(training={"elasticBatch": "keepGlobal"})
-    state = run(job).trainer._run.capture()
+    state = run(job).trainer._run.saver.capture()
     workers = Workers(job, digits, tmp_path / "nowhere")
     workers.stopped.set()
     workers.start(1)

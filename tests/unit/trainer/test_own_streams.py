@@ -56,7 +56,7 @@ def _trained(loop: Any, batches: Any, model: nn.Module, optimizer: torch.optim.O
             seen.append((epoch, batch[:, 0].tolist()))
             if len(seen) == stop:
                 loop._stop._asked = True
-                loop._run.save()
+                loop._run.saver.save()
                 loop.stop()
                 return seen
     return seen

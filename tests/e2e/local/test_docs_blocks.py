@@ -154,10 +154,17 @@ def test_the_pages_on_growing_and_loops(laptop: Laptop, page: str, growths: int)
     assert list(files) == [*wanted, "accumulating.py", "accumulating.yaml", "smaller.py"]
     for name, text in files.items():
         (laptop.folder / name).write_text(text)
-    said = "".join(laptop.type(command) for command in ["export PYTHONPATH=.", *commands(read(page))])
+    typed = [command for command in commands(read(page)) if "examples/" not in command]
+    said = "".join(laptop.type(command) for command in ["export PYTHONPATH=.", *typed])
     grown = re.findall(r"outputs differ by (\S+)", said)
     assert len(grown) == growths
     assert all(float(each) <= 1e-6 for each in grown)
+
+
+@pytest.mark.parametrize("command", [line for line in commands(read("loops.md")) if "examples/" in line])
+def test_the_examples_of_loops_run(laptop: Laptop, command: str) -> None:
+    laptop.type(command)
+    assert laptop.result(command.rpartition("/")[2])["phase"] == "Complete"
 
 
 def test_the_page_on_training(laptop: Laptop) -> None:

@@ -175,16 +175,16 @@ def test_what_our_job_is_asked_to_give_back_is_not_kept_for_another_operator() -
 
 
 @pytest.mark.parametrize(
-    "asks",
+    "constraints",
     [
         Constraints(node_selector=(("disk", "tape"),)),
         Constraints(requests=(("memory", 65), ("pods", 1))),
         Constraints(requests=(("memory", 2**62), ("pods", 1))),
     ],
 )
-def test_a_pod_that_cannot_be_bound_where_it_is_pinned_keeps_nothing(reclaim_requests: Constraints) -> None:
+def test_a_pod_that_cannot_be_bound_where_it_is_pinned_keeps_nothing(constraints: Constraints) -> None:
     """Whoever may create pods can write a job that does not exist as the owner of one, and any node."""
-    theirs = replace(worker("theirs", None), constraints=reclaim_requests)
+    theirs = replace(worker("theirs", None), constraints=constraints)
     assert decide(job(), theirs).actions == (Admit(job="ns/a", gpu_type="h100"),)
 
 

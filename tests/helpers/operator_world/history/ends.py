@@ -46,11 +46,16 @@ class Ends:
                 trains |= leader.phase is TrainerPhase.TRAINING and facts.stopping is None
                 # One that is started past the end has what an earlier one has left of the time to evaluate.
                 trains = trains and leader.resumed_at <= end
+                # One that obeys nothing has been ended before, where it was stopped for another reason.
+                trains = trains and not (leader.temper.deaf and self._is_deleted(leader.key))
                 if trains and agrees and self._world.is_ready(leader.node):
                     checked["ended by force"] += 1
                     since = leader.evaluating_since
                     took = 0.0 if since is None else self._world.now - since
                     demand(took > leader.temper.evaluation, 6, f"{action.job} is ended {took:g} s into its evaluation")
+
+    def _is_deleted(self, key: str) -> bool:
+        return "deletionTimestamp" in self._world.pods.get(key, {}).get("metadata", {})
 
     def saw(self, plan: Plan, checked: Counter[str]) -> None:
         """No job waits to run again whose leader was seen to say that it is complete."""

@@ -1,4 +1,4 @@
-"""`from espalier_trainer.own import join`: a user's training loop as a worker of a job (`docs/own-training.md`)."""
+"""`from espalier_trainer.own import join`: a user's training loop as a worker of a job (`docs/loops.md`)."""
 
 from espalier_trainer.user_loop import Loop, OwnLoopError, join
 

@@ -188,6 +188,17 @@ def test_a_pod_that_cannot_be_bound_where_it_is_pinned_keeps_nothing(constraints
     assert decide(job(), theirs).actions == (Admit(job="ns/a", gpu_type="h100"),)
 
 
+@pytest.mark.parametrize("ours", [worker("ours", "ns/b"), replace(worker("ours", "ns/b", node="n"), gpus=0)])
+def test_nobody_new_gets_what_two_that_chose_the_same_gpus_leave(ours: Worker) -> None:
+    """Theirs is bound first, or ours, which is pending or has ended and is made again: two GPUs are no third one's."""
+    owner = replace(ADMITTED, key="ns/b")
+    theirs = worker("theirs", None, gpus=4)
+    found = decide(owner, job(), ours, theirs, gpus=4)
+    assert (found.actions, found.refusals["ns/a"].reason) == ((), Reason.NO_FREE_GPU)
+    (started,) = decide(owner, job(), ours, replace(theirs, gpus=5), gpus=4).actions
+    assert started == Admit(job="ns/a", gpu_type="h100"), "theirs would not fit anyway"
+
+
 def test_kube_scheduler_decides_between_two_that_chose_the_same_gpus() -> None:
     """Until then, neither gives way; afterwards, the loser waits for a while."""
     assert decide(ADMITTED, worker("ours", "ns/a"), worker("theirs", None)).actions == ()

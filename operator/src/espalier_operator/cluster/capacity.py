@@ -159,17 +159,21 @@ class Capacity(GpuStock):
     def reserve(self, node: str | None, gpus: int, requests: Amounts = (), *, ending: int = 0) -> Supply:
         """Count `gpus` (> 0) of `node` as held by a pod of others that may be bound there; not if it has too little.
 
-        `ending`: those that become free as soon as pods that terminate there are gone.
+        `ending`: those that become free as soon as pods that terminate there are gone. Where they are free now, and a
+        part is kept for workers of ours that are not bound, kube-scheduler decides: until then nobody gets the rest.
         """
         if node is None or node not in self._group:
             return Supply.NEVER
-        now, later = self._now[node], self._later[node]
+        now, later, unheld = self._now[node], self._later[node], self._unheld.get(node, 0)
+        self._unheld[node] = unheld - gpus if unheld >= gpus else unheld
         if min(now, later) >= gpus and self._room_now(node, requests):
             self._change(node, gpus, requests, now=-1, later=-1)
             return Supply.NOW
         if min(now + ending, later) >= gpus and self._room_later(node, requests):
             self._change(node, gpus, requests, now=0, later=-1)
             return Supply.LATER
+        if unheld >= gpus and min(now, later) > 0 and self._room_now(node, requests):
+            self._change(node, min(now, later), (), now=-1, later=-1)
         return Supply.NEVER
 
     def close_off(self, node_pools: Iterable[NodePool], gpus: int, most: int) -> list[tuple[NodePool, str]]:

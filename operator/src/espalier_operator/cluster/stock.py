@@ -72,6 +72,8 @@ class GpuStock:
                     given[node] += worker.gpus
                 elif worker.role is _FOREIGN:
                     self._others[node] += worker.gpus
+        self._unheld = {worker.pinned_to: free[worker.pinned_to] for worker in others if worker.pinned_to in free}
+        """By node that was chosen for a pod of others: GPUs that no pod holds."""
         # The GPUs of a worker that has ended stay its job's until its end is judged, if nobody has taken them.
         owed = {job.key: job.terms.gpus_per_worker for job in jobs} if ended else {}
         for worker in ended:

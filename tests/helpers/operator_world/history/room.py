@@ -50,9 +50,11 @@ class Room:
     def pinned(self, *, own: bool = False) -> Counter[Place]:
         """Return the GPUs that workers wait for which are not bound; `own`: workers of the operator's jobs.
 
-        Workers of others wait for none while a ResourceQuota refuses their claims, or the node does not take them.
+        Workers of others wait for none while a ResourceQuota refuses their claims, or the node does not take them, or
+        has too few that are free or given back.
         """
-        found: Counter[Place] = Counter()
+        found, taken = Counter[Place](), Counter[Place]()
+        leaving = Counter[Place]() if own else self.leaving()
         is_own = {identity(job): self._is_own(job) for job in self._world.jobs.values()}
         for pod in self._world.pods.values():
             waits = not (node_of(pod) or is_over(pod) or is_gated(pod) or "deletionTimestamp" in pod["metadata"])
@@ -60,8 +62,14 @@ class Room:
                 continue
             mine = is_own.get(claimant(pod))
             takes = not mine and node in self._world.nodes and obstacle(pod, self._world.nodes[node]) is None
-            if mine or (mine is not None and not own and takes and (claim_of(pod) or not claimed_by(pod))):
-                found.update(_gpus_at(node, pod))
+            gpus = _gpus_at(node, pod)
+            if mine:
+                found.update(gpus)
+            elif mine is not None and not own and takes and (claim_of(pod) or not claimed_by(pod)):
+                will = {place: self._world.free(*place) + leaving[place] for place in gpus}
+                if all(will[place] - taken[place] >= amount for place, amount in gpus.items()):
+                    taken.update(gpus)
+        found.update(taken)
         return found
 
     def leaving(self) -> Counter[Place]:

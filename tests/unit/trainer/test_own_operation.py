@@ -122,5 +122,6 @@ def test_a_package_that_cannot_be_loaded_is_not_asked_about_growth_by_others(
 
 
 def test_a_job_that_names_an_operation_of_no_package_is_refused(make_job):
-    with pytest.raises(ValueError, match="Input should be 'Deepen', 'Widen' or 'AddBlock'"):
+    *others, last = map(repr, growth.operation_names())
+    with pytest.raises(ValueError, match=f"Input should be {', '.join(others)} or {last}"):
         make_job(adaptation={"actions": ["Twice"]})

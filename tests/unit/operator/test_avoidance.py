@@ -9,7 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import Avoided, Blame, JobFacts, JobTerms, Node, Snapshot, Worker, WorkerRole, WorkerState
+from espalier_operator.model import (
+    Avoided,
+    Blame,
+    JobFacts,
+    JobTerms,
+    Node,
+    Placement,
+    Promise,
+    Snapshot,
+    Worker,
+    WorkerRole,
+    WorkerState,
+)
 from espalier_operator.model.actions import Admit, GrantExtra, Plan, Replace, Requeue
 from espalier_operator.model.blames import avoided_by_all, blaming, trained_on
 from espalier_operator.planner import plan
@@ -122,6 +134,18 @@ def test_lent_gpus_are_those_of_other_nodes_first() -> None:
     assert planned(lends, nodes=(BROKEN, full), **seen).placements["ns/a"].extra == ("broken",)
     barred = replace(lends, blames=(refusal(ago=5.0),))
     assert not [each for each in planned(barred, nodes=(BROKEN, full), **seen).actions if isinstance(each, GrantExtra)]
+
+
+def test_a_lent_worker_that_its_node_refused_is_made_again_on_another() -> None:
+    trains = {"leader_running": True, "has_reported": True, "training": True, "trained": True}
+    lent = replace(running(extra=1, blames=(refusal(ago=1.0),), **trains), extra=1)
+    seen: dict[str, Any] = {
+        "workers": (base_of("ns/a", "good"),),
+        "promises": (Promise(job="ns/a", extra=1, expires_at=NOW + 9.0),),
+        "placements": {"ns/a": Placement(base={}, extra=("broken",), moved=frozenset())},
+    }
+    assert planned(lent, **seen).placements["ns/a"].extra == ("good",)
+    assert planned(replace(lent, blames=()), **seen).placements["ns/a"].extra == ("broken",)
 
 
 def test_a_node_that_failed_several_jobs_is_avoided_by_others_too() -> None:

@@ -126,7 +126,9 @@ class WorkerPlacer:
         """Keep GPUs for extra workers that a job was granted and that are not seen; count them among its own."""
         own = self._worker_index.extras[job.key]
         chosen = _less(self._prior.get(job.key, NOWHERE).extra, (worker.node for worker in own))
-        promised = hold_promised(self._capacity, job, promise, own, kept, now, chosen)
+        preferred = (node_pool for (node_pool,) in self.levels(job, [job.gpu_type or ""]))
+        node_pools = [*dict.fromkeys((*preferred, self.node_pool(job)))]
+        promised = hold_promised(self._capacity, job, node_pools, promise, own, kept, now, chosen)
         self.extra_nodes[job.key] += [worker.node if job.pinned else None for worker in promised]
         own += promised
 

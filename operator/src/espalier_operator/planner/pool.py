@@ -115,6 +115,7 @@ class Pool:
 def hold_promised(
     capacity: Capacity,
     job: JobFacts,
+    node_pools: Sequence[NodePool],
     promise: Promise | None,
     seen: Sequence[Worker],
     kept: int,
@@ -124,7 +125,8 @@ def hold_promised(
     """Keep GPUs in `capacity` for what `job` was granted and is not bound; return that as workers of where it will be.
 
     Those are the unbound ones of `seen` (the job's live extra workers), and while `promise` holds those that are not
-    to be seen at all, on the nodes `chosen` for them before if these have room. Workers from index `kept` up are being
+    to be seen at all, in the first of `node_pools` that has room; there on the nodes `chosen` for them before if these
+    have room. Workers from index `kept` up are being
     given back: they are counted until they are gone, and are not in the answer. Where there is no room for one it is
     left to be bound, or its promise to expire.
     """
@@ -132,15 +134,16 @@ def hold_promised(
     due = job.extra if promise is not None and now < promise.expires_at else len(seen)
     unbound = [index for index in range(job.extra) if index not in bound][: max(0, due - len(bound))]
     promised = []
-    node_pool, gpus, before = (
-        capacity.node_pool(job.gpu_type or "", job.terms.constraints),
-        job.terms.gpus_per_worker,
-        [*chosen],
-    )
+    gpus, before = job.terms.gpus_per_worker, [*chosen]
     for index in unbound:
-        node = before.pop() if before and index < kept else None
-        if capacity.hold_at(node_pool, node, gpus) is Supply.NEVER:
-            node = capacity.hold(node_pool, gpus) if index < kept else capacity.occupy(node_pool, gpus)
+        prior, node = before.pop() if before and index < kept else None, None
+        for node_pool in node_pools:
+            if capacity.hold_at(node_pool, prior, gpus) is not Supply.NEVER:
+                node = prior
+            else:
+                node = capacity.hold(node_pool, gpus) if index < kept else capacity.occupy(node_pool, gpus)
+            if node is not None:
+                break
         if node is not None and index < kept:
             promised.append(
                 Worker(

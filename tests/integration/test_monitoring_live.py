@@ -85,7 +85,7 @@ BOUNDED = {
     "espalier_api_requests_total": {
         "verb": {"discover", "get", "list", "create", "patch", "delete"},
         "resource": {resource.plural for resource in vars(resources).values() if isinstance(resource, Resource)},
-        "code": {"0", "200", "201", "404", "409", "410", "429"},
+        "code": {"0", "200", "201", "404", "409", "410", "422", "429"},  # 422: a patch that another write has overtaken
     },
     "espalier_scheduler_actions_total": {
         "action": {action.__name__ for action in get_args(Action)},

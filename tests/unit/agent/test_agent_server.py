@@ -97,7 +97,7 @@ def test_a_host_that_is_not_ours_is_refused(policy: Policy) -> None:
 
 def test_a_folder_that_is_not_there_is_a_plain_error(start: Start, tmp_path: Path) -> None:
     process = start("--port", "0", "--url-file", str(tmp_path / "nowhere" / "url"))
-    assert process.ended() == 1
+    assert process.ended() == 2
     assert f"there is no folder {tmp_path / 'nowhere'}; make it first" in process.log()
     assert "Traceback" not in process.log()
 
@@ -138,5 +138,5 @@ def test_a_database_of_another_program_is_refused_at_start(start: Start, tmp_pat
         connection.execute("CREATE TABLE theirs (id)")
         connection.commit()
     process = start("--port", "0", "--outcomes-db", str(path))
-    assert process.ended() == 1
+    assert process.ended() == 2
     assert f"error: {path}: is a database of another program; name another file" in process.log()

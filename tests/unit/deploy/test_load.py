@@ -105,6 +105,6 @@ def test_what_is_sent_of_a_saved_image(
 
 def test_layers_that_all_nodes_have_in_one_form_are_not_sent(load: ModuleType) -> None:
     packed, plain = ({"digest": f"sha256:{form}", "size": 1} for form in ("packed", "plain"))
-    one = load.Node({}, {"same": packed, "other-form": packed, "only-here": packed})
-    two = load.Node({}, {"same": packed, "other-form": plain})
+    one = load.NodeContent({}, {"same": packed, "other-form": packed, "only-here": packed})
+    two = load.NodeContent({}, {"same": packed, "other-form": plain})
     assert load.in_all([one, two]) == {"same": load.Blob(packed, None)}

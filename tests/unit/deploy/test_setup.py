@@ -15,7 +15,7 @@ LOCKED = {each["name"]: each for each in tomllib.loads((ROOT / "uv.lock").read_t
 
 def typed(*variables: str) -> list[list[str]]:
     """Return what `make setup` would run."""
-    command = ["make", "--dry-run", "--what-if=uv.lock", "setup", *variables]
+    command = ["make", "--no-print-directory", "--dry-run", "--what-if=uv.lock", "setup", *variables]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     return [line.split() for line in made.stdout.splitlines()]
 

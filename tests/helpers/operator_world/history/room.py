@@ -12,7 +12,7 @@ from espalier_operator.kube.objects.names import worker_of
 from operator_world.history.seen import Seen, claimant, identity, times
 from operator_world.history.world import SharedCluster
 from operator_world.kube_api import is_over, node_of
-from operator_world.kube_devices import claim_of, claimed_by
+from operator_world.kube_devices import RESOURCE, claim_of, claimed_by
 from operator_world.kube_objects import GPU_RESOURCES, Raw
 from operator_world.kube_scheduler import is_gated, obstacle, pinned_to, requests_of
 from operator_world.kubernetes import TYPE_LABEL
@@ -160,10 +160,12 @@ class Room:
     def size(self, job: Seen, gpu_type: str, *, bare: bool) -> int:
         """Return how many workers of a job the nodes of a type would take if they were empty; `bare`: whatever its
         template asks.
+
+        A device that is gone is none that an empty node has, though a claim may still name it.
         """
         wants = {job.resource: job.wants[job.resource]} if bare else job.wants
         nodes = self.nodes_of(job, gpu_type, bare=bare)
-        return sum(times(self._world.whole(name), wants) for name in nodes)
+        return sum(times(self._world.whole(name) | {RESOURCE: self._world.devices.on(name)}, wants) for name in nodes)
 
     def fits(self, job: Seen, gpu_type: str, owed: list[Counter[str]], *, without_lent: bool = False) -> int:
         """Return how many workers of a job fit now, whatever nodes those take that are owed something.

@@ -12,7 +12,7 @@ Between two plans, `sync_figures` looks at the jobs that have news, and lets the
 figures, and that extra workers run (`state.due`).
 
 `observe`, `apply` and `sync_figures` make no requests. Requests are made by flushes, at most one task per job, which
-start when a plan is made, or by a glance. So a job whose namespace answers slowly does not delay other jobs.
+start when a plan is made, or by `sync_figures`. So a job whose namespace answers slowly does not delay other jobs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from espalier_operator.kube.objects.events import StartTrouble
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble
-from espalier_operator.kube.state.due import NEVER, SOON, FigurePace, FlushPriority, PendingChanges, priority_of
+from espalier_operator.kube.state.due import NEVER, SOON, FigurePace, FlushPriority, PendingChanges, plan_due_in
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.state.progress import ProgressSource
 from espalier_operator.kube.watch.store import Store
@@ -110,10 +110,10 @@ class KubeBackend:
         looked = [(job, job.plan_inputs()) for job in self.jobs.values() if job.wants_look(now)]
         self._look([job for job, _ in looked], now)
         for job, before in looked:
-            urgency = priority_of(before, job.plan_inputs())
-            if urgency > SOON:  # otherwise the plan is to see it first
+            due_in = plan_due_in(before, job.plan_inputs())
+            if due_in > SOON:  # otherwise the plan is to see it first
                 self._queue_if_due(job, now)
-            within = min(within, urgency)
+            within = min(within, due_in)
         self._set_timer(now)
         return within
 
@@ -136,7 +136,7 @@ class KubeBackend:
             job.look(now)
             if job.state is not before and job.state.grant.generation != before.grant.generation and job.state.active:
                 granted.append(job)
-        self._signals.looked()
+        self._signals.observed()
         for job in granted:
             self._signals.granted(job.uid, job.state.grant.generation, now, job.key)
         for uid in self._signals.waiting():

@@ -143,7 +143,7 @@ def test_a_signal_is_timed_from_the_first_news_to_the_write_and_on_to_the_acknow
     signals = Signals(lambda stage, seconds: told.append((stage, seconds)))
     signals.noticed(10.0)
     signals.noticed(10.4)
-    signals.looked()
+    signals.observed()
     signals.granted("uid", 3, 10.5)
     signals.written("uid", 2, 10.6)  # an older status on its way
     signals.acknowledged("uid", 3, 10.7)  # cannot be: it was not told yet
@@ -160,7 +160,7 @@ def test_a_signal_is_timed_from_the_first_news_to_the_write_and_on_to_the_acknow
 def test_a_grant_without_news_is_timed_from_its_plan_and_one_of_a_job_that_goes_is_forgotten() -> None:
     told: list[tuple[str, float]] = []
     signals = Signals(lambda stage, seconds: told.append((stage, seconds)))
-    signals.looked()
+    signals.observed()
     signals.granted("a", 1, 5.0)
     signals.granted("b", 1, 5.0)
     signals.forget("b")

@@ -16,7 +16,7 @@ from espalier_core.types.status import JobStatus
 from espalier_operator.job.state import Grant, JobState
 from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.due import LATER, NEVER, SOON, PlanInputs, priority_of
+from espalier_operator.kube.state.due import LATER, NEVER, SOON, PlanInputs, plan_due_in
 from espalier_operator.model import JobFacts, JobTerms, Reclaim, Rules, Worker, WorkerRole, WorkerState
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.kube_objects import GPU, Raw, template
@@ -46,29 +46,29 @@ COMING = (
 
 @given(st.integers(0, 3), st.integers(0, 3))
 def test_a_worker_that_comes_up_can_wait_for_the_plan_and_one_that_goes_cannot(one: int, other: int) -> None:
-    urgency = priority_of(COMING[one], COMING[other])
-    assert urgency == (NEVER if one == other else LATER if one < other else SOON) or (one, other) == (3, 2)
+    due_in = plan_due_in(COMING[one], COMING[other])
+    assert due_in == (NEVER if one == other else LATER if one < other else SOON) or (one, other) == (3, 2)
 
 
 def test_a_worker_that_terminates_or_is_elsewhere_is_planned_with_soon() -> None:
-    assert priority_of(COMING[3], with_extra("n", WorkerState.TERMINATING)) == SOON
-    assert priority_of(COMING[3], with_extra("other", WorkerState.RUNNING)) == SOON
+    assert plan_due_in(COMING[3], with_extra("n", WorkerState.TERMINATING)) == SOON
+    assert plan_due_in(COMING[3], with_extra("other", WorkerState.RUNNING)) == SOON
     leaves = with_extra("n", WorkerState.TERMINATING)
-    assert priority_of(leaves, leaves) == NEVER
+    assert plan_due_in(leaves, leaves) == NEVER
 
 
 def test_figures_need_no_plan_and_what_policies_decide_by_needs_one_later() -> None:
     figures = replace(STATE, used_seconds=3.0, gpu_seconds_used=6.0, counted_until=4.0)
     later = replace(PICTURE, state=figures, facts=replace(FACTS, used_seconds=3.0, gpu_seconds_used=6.0))
-    assert priority_of(PICTURE, later) == NEVER
-    assert priority_of(PICTURE, replace(PICTURE, facts=replace(FACTS, noise_scale=4.0))) == LATER
+    assert plan_due_in(PICTURE, later) == NEVER
+    assert plan_due_in(PICTURE, replace(PICTURE, facts=replace(FACTS, noise_scale=4.0))) == LATER
 
 
 def test_a_leader_that_learns_of_workers_changes_no_plan_and_one_that_lets_them_go_does() -> None:
     told = replace(PICTURE, state=replace(STATE, grant=Grant(generation=2, replicas=2)))
-    assert priority_of(PICTURE, told) == LATER
+    assert plan_due_in(PICTURE, told) == LATER
     known = replace(PICTURE, facts=replace(FACTS, acknowledged_generation=2))
-    assert priority_of(PICTURE, known) == NEVER
+    assert plan_due_in(PICTURE, known) == NEVER
     reclaim = Reclaim(extra=0, deadline=9.0, reason=Reason.NEEDED_BY_OTHER_JOB)
     before, after = (
         replace(
@@ -78,7 +78,7 @@ def test_a_leader_that_learns_of_workers_changes_no_plan_and_one_that_lets_them_
         )
         for generation in (1, 2)
     )
-    assert priority_of(before, after) == SOON
+    assert plan_due_in(before, after) == SOON
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_a_leader_that_learns_of_workers_changes_no_plan_and_one_that_lets_them_
     ids=lambda change: next(iter(change)),
 )
 def test_other_facts_are_planned_with_soon(change: dict[str, object]) -> None:
-    assert priority_of(PICTURE, replace(PICTURE, facts=replace(FACTS, **change))) == SOON
-    assert priority_of(replace(PICTURE, facts=None), PICTURE) == SOON
+    assert plan_due_in(PICTURE, replace(PICTURE, facts=replace(FACTS, **change))) == SOON
+    assert plan_due_in(replace(PICTURE, facts=None), PICTURE) == SOON
 
 
 @given(st.sampled_from(("failures", "restarts", "preemptions", "extra", "extra_losses")))
 def test_other_changes_of_the_state_are_planned_with_soon(name: str) -> None:
-    assert priority_of(PICTURE, replace(PICTURE, state=replace(STATE, **{name: 7}))) == SOON
+    assert plan_due_in(PICTURE, replace(PICTURE, state=replace(STATE, **{name: 7}))) == SOON
 
 
 # ---- the operator over a naive Kubernetes

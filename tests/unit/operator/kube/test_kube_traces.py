@@ -18,7 +18,7 @@ from otlp import collecting
 def one_signal(signals: Signals) -> None:
     """Let a job be told of its third allocation: noticed at 10, written at 10.5, acknowledged at 12 s."""
     signals.noticed(10.0)
-    signals.looked()
+    signals.observed()
     signals.granted("uid-1", 3, 10.2, "team/digits")
     signals.written("uid-1", 3, 10.5)
     signals.acknowledged("uid-1", 3, 12.0)

@@ -16,7 +16,7 @@ from espalier_operator.kube.apply.steps import CreatePod, steps
 from espalier_operator.kube.metrics.series import owner
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.settings import FIGURES_A_SECOND, KubeSettings
-from espalier_operator.kube.state.due import SOON, FigurePace, FlushPriority, PendingChanges, priority_of
+from espalier_operator.kube.state.due import SOON, FigurePace, FlushPriority, PendingChanges, plan_due_in
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.model import Placement, WorkerRole
@@ -303,7 +303,7 @@ def test_what_the_api_server_says_to_its_pods_is_shown_until_it_takes_them() -> 
     before = desk.managed.plan_inputs()
     ended = facts(desk.look()).ended
     assert (ended.reason, ended.failed, ended.message) == (Reason.INVALID_SPEC, True, "spec.containers[0]: Invalid")
-    assert priority_of(before, desk.managed.plan_inputs()) == SOON, "nobody plans its end"
+    assert plan_due_in(before, desk.managed.plan_inputs()) == SOON, "nobody plans its end"
 
 
 def test_what_was_refused_is_tried_at_once_when_it_is_granted_gpus_again() -> None:

@@ -53,7 +53,7 @@ class Signals:
         if self._noticed_at is None:
             self._noticed_at = now
 
-    def looked(self) -> None:
+    def observed(self) -> None:
         """Take note that all news up to now goes into the plan that is made next."""
         self._planned_from, self._noticed_at = self._noticed_at, None
 

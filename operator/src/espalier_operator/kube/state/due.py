@@ -180,7 +180,7 @@ class PlanInputs:
     workers: tuple[Worker, ...]
 
 
-def priority_of(before: PlanInputs, after: PlanInputs) -> float:
+def plan_due_in(before: PlanInputs, after: PlanInputs) -> float:
     """Return within how many wall seconds a plan must be made because a job has become `after`."""
     if before.facts is None or after.facts is None:
         return SOON if before.facts is not after.facts else NEVER

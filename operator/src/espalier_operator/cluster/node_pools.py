@@ -26,7 +26,7 @@ K = TypeVar("K")
 _Groups = frozenset[int]
 _NO_GROUPS: _Groups = frozenset()
 _MOST_KNOWN: Final = 10_000
-"""Of how many constraints a classing keeps the node pools from one plan to the next."""
+"""Of how many constraints `NodeClasses` keeps the node pools from one plan to the next."""
 _Ordered = tuple[tuple[int, ...], _Groups]
 """Groups in order, and as a set: there may be a thousand, and as many combinations of them."""
 

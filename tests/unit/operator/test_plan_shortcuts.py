@@ -72,7 +72,7 @@ def plain(patch: pytest.MonkeyPatch) -> None:
         zones = {zone for zone, _ in near}
         others = (rack for rack in self.free(node_pool) if rack[0] in zones and rack not in near)
         for racks in (near, others):
-            found = choose(self.free_index(node_pool, sorted(racks)), gpus, node_pool.requests, room)
+            found = choose(self.free_groups(node_pool, sorted(racks)), gpus, node_pool.requests, room)
             if found is not None:
                 return found[0]
         return None

@@ -67,10 +67,10 @@ class Capacity(GpuStock):
         split = RackSplit(self._racks, node_pool, gpus, self._room_now, most)
         rack = split.one_for_all(workers)
         if rack is not None:
-            return self._fill(self._racks.free_index(node_pool, [rack]), node_pool, gpus, workers)
+            return self._fill(self._racks.free_groups(node_pool, [rack]), node_pool, gpus, workers)
         parts = split.several(workers)
         for rack, part in parts:
-            self._fill(self._racks.free_index(node_pool, [rack]), node_pool, gpus, part)
+            self._fill(self._racks.free_groups(node_pool, [rack]), node_pool, gpus, part)
         return bool(parts)
 
     def has_gang(self, node_pool: NodePool, gpus: int, workers: int) -> bool:
@@ -118,13 +118,8 @@ class Capacity(GpuStock):
         That is so where the node is of `node_pool`, has no other GPUs to give, and has room for what the worker
         requests.
         """
-        now, later, group, members, requests = (
-            self._now,
-            self._later,
-            self._group,
-            node_pool.members,
-            node_pool.requests,
-        )
+        now, later, group = self._now, self._later, self._group
+        members, requests = node_pool.members, node_pool.requests
         headroom, add = self._headroom, self._journal.append
         known = {} if headroom is None else headroom.known
 

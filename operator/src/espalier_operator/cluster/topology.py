@@ -111,7 +111,7 @@ class Racks:
                     self._views_of[group].append(view)
         return view
 
-    def free_index(self, node_pool: NodePool, racks: Iterable[Rack]) -> list[GroupFreeGpus]:
+    def free_groups(self, node_pool: NodePool, racks: Iterable[Rack]) -> list[GroupFreeGpus]:
         """Return the groups with free nodes of `node_pool` in `racks`."""
         found = ((self._free_index[rack], group) for rack in racks for group in node_pool.groups)
         return [free_index[group] for free_index, group in found if group in free_index]
@@ -122,7 +122,7 @@ class Racks:
         Of several the fullest; None if there is none.
         """
         near = {self._rack[node] for node in nodes if node in self._rack}
-        chosen = choose(self.free_index(node_pool, sorted(near)), gpus, node_pool.requests, room)
+        chosen = choose(self.free_groups(node_pool, sorted(near)), gpus, node_pool.requests, room)
         if chosen is not None:
             return chosen[0]
         zones = sorted({zone for zone, _ in near})
@@ -196,8 +196,8 @@ class RackSplit:
 
     def _is_small(self, rack: Rack) -> bool:
         """Return whether all its nodes are worth a look: zones may have thousands, of which the first few suffice."""
-        free_index = self._racks.free_index(self._node_pool, [rack])
-        return sum(len(bucket) for group_gpus in free_index for bucket in group_gpus.values()) <= _SMALL_RACK
+        free_groups = self._racks.free_groups(self._node_pool, [rack])
+        return sum(len(bucket) for group_gpus in free_groups for bucket in group_gpus.values()) <= _SMALL_RACK
 
     def _room_of(self, rack: Rack) -> _RackRoom:
         known = self._racks.headroom[rack]
@@ -215,8 +215,8 @@ class RackSplit:
     def _fitting(self, rack: Rack) -> Iterator[tuple[int, int]]:
         """Yield for how many workers nodes of `rack` have room, and how many nodes have; by free GPUs, most first."""
         requests = self._node_pool.requests
-        free_index = self._racks.free_index(self._node_pool, [rack])
-        buckets = [(key[0] // self._gpus, bucket) for group_gpus in free_index for key, bucket in group_gpus.items()]
+        free_groups = self._racks.free_groups(self._node_pool, [rack])
+        buckets = [(key[0] // self._gpus, bucket) for group_gpus in free_groups for key, bucket in group_gpus.items()]
         buckets.sort(key=lambda each: -each[0])
         for most, bucket in buckets:
             if most and not requests:

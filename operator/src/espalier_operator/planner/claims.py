@@ -120,11 +120,8 @@ class Claims:
     def _claim(self, job: JobFacts) -> Supply:
         """Keep GPUs for base workers of a running job that are not bound; return when the last of them has its own."""
         places, gpus = self._cycle.places, job.terms.gpus_per_worker
-        node_pool, pinned, gated = (
-            places.node_pool(job),
-            places.pinned[job.key],
-            self._cycle.worker_index.gated[job.key],
-        )
+        node_pool, pinned = places.node_pool(job), places.pinned[job.key]
+        gated = self._cycle.worker_index.gated[job.key]
         supply = min((supply for supply, _ in pinned.values()), default=Supply.NOW)
         for index in job.base_indexes:
             if index in self._cycle.worker_index.bound[job.key] or index in pinned or index in gated:

@@ -182,9 +182,8 @@ class ManagedJob(WorkItem):
         if trained != self.facts.training or before.blames != self.state.blames or before.essence != self.state.essence:
             self.mark_dirty(PendingChanges.NONE, FlushPriority.CHANGES)
         elif not self.state.active and before.used_seconds != self.state.used_seconds:
-            self.mark_dirty(
-                PendingChanges.NONE, FlushPriority.FIGURES
-            )  # the last leader's late report; active jobs are due anyway
+            # The last leader's late report; active jobs are due anyway.
+            self.mark_dirty(PendingChanges.NONE, FlushPriority.FIGURES)
 
     def plan_inputs(self) -> PlanInputs:
         """Return what plans are made by."""

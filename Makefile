@@ -110,7 +110,8 @@ sizes: .venv/.ready  ## lower the numbers in hack/sizes.toml to the sizes
 
 .PHONY: e2e-local
 e2e-local: .venv/.ready  ## run what a person types on a laptop: jobs, the book's commands, benchmarks
-	OMP_NUM_THREADS=1 .venv/bin/pytest tests/e2e/local --numprocesses $(WORKERS) --dist load --maxschedchunk 1
+	OMP_NUM_THREADS=1 .venv/bin/pytest tests/e2e/local -m "not quiet" --numprocesses $(WORKERS) --dist load --maxschedchunk 1
+	OMP_NUM_THREADS=1 .venv/bin/pytest tests/e2e/local -m quiet --numprocesses 0
 
 .PHONY: test-release
 test-release: .venv/.ready  ## build the wheels, install them into an empty environment, and do there what the quickstart does

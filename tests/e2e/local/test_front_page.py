@@ -15,10 +15,14 @@ from pages import commands
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.quiet
 def test_the_language_model_grows_and_ends_better_than_without(
     espalier: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both at the same time, so that the load of the machine is the same for both."""
+    """Both at the same time, so that the load of the machine is the same for both.
+
+    Beside other tests both make a third of their steps, which are too few for more blocks to pay.
+    """
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     typed = {

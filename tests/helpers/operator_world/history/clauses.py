@@ -170,8 +170,14 @@ class Clauses:
         known = set(map(identity, self._world.jobs.values()))
         failed = Counter(place for (job_of, place) in self._world.failed_at if job_of in known)
         bad |= {place for place, jobs in failed.items() if jobs > 1}
+        jobs = [*self._room.jobs()]
+        # What jobs before it wait for is kept for them.
+        for waiting in jobs:
+            refusal = self.plan.refusals.get(waiting.key)
+            if refusal is not None and refusal.reason is Reason.NO_FREE_GPU:
+                bad |= {*self._room.nodes_of(waiting, self._world.type_of(node, job.resource))}
         wants, held = job.wants, self._world.held()
-        owed = [*self._room.owed([*self._room.jobs()])]
+        owed = [*self._room.owed(jobs)]
         if wants in owed:
             owed.remove(wants)  # the pod itself
         for other in self._room.nodes_of(job, self._world.type_of(node, job.resource)):

@@ -1,9 +1,14 @@
-"""TensorBoard and Weights & Biases get a run's figures: by a variable in any job, by a line in a script."""
+"""TensorBoard, Weights & Biases and MLflow get a run's figures: by a variable in any job, by a line in a script."""
 
 from __future__ import annotations
 
+import os
+import sqlite3
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -136,6 +141,63 @@ def test_weights_and_biases_is_opened_offline(tmp_path: Path, monkeypatch: pytes
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
 
 
+def test_a_target_that_fails_does_not_end_training(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Steps):
+        def log(self, figures: Mapping[str, float], step: int) -> None:
+            raise RuntimeError("the server is away")
+
+        def finish(self) -> None:
+            raise RuntimeError("the server is still away")
+
+    logged, steps = LoggedReporter(MemoryReporter()), Steps()
+    logged.add(Broken(), close=True)
+    logged.add(steps, close=True)
+    logged._write({"loss": 1.0}, 7)
+    logged.close()
+    assert (steps.logged, steps.finished) == ([(7, {"loss": 1.0})], True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "figures of step 7 were not logged: the server is away",
+        "the last figures may not be logged: the server is still away",
+    ]
+
+
+@pytest.mark.slow
+def test_mlflow_without_its_server_is_an_error_of_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+import sys
+from pathlib import Path
+from espalier_trainer.signals.metrics import opened
+opened("mlflow", Path(sys.argv[1]), "digits")
+"""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # where nothing listens
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "SettingsError: ESPALIER_LOG_TO is 'mlflow', and http://127.0.0.1:9 takes no run" in ended.stderr
+
+
+@pytest.mark.slow
+def test_mlflow_is_opened_in_a_file(tmp_path: Path) -> None:
+    """In a process of its own: its store starts threads, and its libraries warn of themselves."""
+    code = """
+import sys
+from pathlib import Path
+from espalier_trainer.signals.metrics import LoggedReporter, opened
+logged = LoggedReporter(None)
+logged.add(opened("mlflow", Path(sys.argv[1]), "digits"), close=True)
+for step in (1, 2):
+    logged._write({"loss": 1.0 / step}, step)
+logged.close()
+"""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "figures")], env=variables, cwd=tmp_path, check=True)
+    with closing(sqlite3.connect(tmp_path / "figures" / "mlflow.db")) as database:
+        (run,) = database.execute("SELECT name, status, run_uuid FROM runs")
+        figures = database.execute("SELECT key, value, step FROM metrics WHERE run_uuid = ? ORDER BY step", run[2:])
+        assert run[:2] == ("digits", "FINISHED")
+        assert list(figures) == [("loss", 1.0, 1), ("loss", 0.5, 2)]
+    assert not (tmp_path / "mlruns").exists()
+
+
 def test_what_is_not_known_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="ESPALIER_LOG_TO is 'mlflow'; it must be tensorboard or wandb"):
-        opened("mlflow", tmp_path, "t")
+    with pytest.raises(SettingsError, match="ESPALIER_LOG_TO is 'aim'; it must be tensorboard, wandb or mlflow"):
+        opened("aim", tmp_path, "t")

@@ -77,7 +77,8 @@ RENDEZVOUS_KEY_FILE: Final = "ESPALIER_RENDEZVOUS_KEY_FILE"
 """File with the job's key, at least 32 random bytes: workers and leader prove by it that they belong to the job. Needed
 where `RENDEZVOUS` is `host:port`."""
 LOG_TO: Final = "ESPALIER_LOG_TO"
-"""`tensorboard` or `wandb`: where the leader also writes its figures, next to the checkpoints; nowhere if absent."""
+"""`tensorboard`, `wandb` or `mlflow`: where the leader also writes its figures, next to the checkpoints. Nowhere if
+absent."""
 TRACES_ENDPOINT: Final = "ESPALIER_TRACES_ENDPOINT"
 """URL to which the leader exports spans of signals by OTLP over HTTP; nothing is exported if absent. Needs the extra
 `otel` of the trainer's package, and an operator that exports traces."""

@@ -96,7 +96,7 @@ class TrainerSettings:
     gpu_type: str = ""
     """The type of GPU of the job's workers; empty: not known."""
     log_to: str = ""
-    """Where figures are also written: `tensorboard` or `wandb`; empty: nowhere."""
+    """Where figures are also written: `tensorboard`, `wandb` or `mlflow`; empty: nowhere."""
     traces_endpoint: str | None = None
     """Where spans of signals are exported to; None: nowhere."""
     metrics_port: int | None = None

@@ -103,12 +103,15 @@ def served(metrics: Metrics, port: int) -> Iterator[None]:
 Write = Callable[[Mapping[str, float], int], None]
 """Takes figures by name, and the number of steps."""
 
-TENSORBOARD, WANDB = "tensorboard", "wandb"
+TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"
 _EPOCH: Final = ("train_loss", "validation_loss", "learning_rate", "depth", "parameters")
 
 
 def writer_of(target: Any) -> Write:
-    """Return what writes figures to a `SummaryWriter`, or to a run of Weights & Biases; `TrainerError` for others."""
+    """Return what writes figures to a `SummaryWriter`, a run of Weights & Biases, or the active run of `mlflow`.
+
+    Raises `TrainerError` for others.
+    """
     if hasattr(target, "add_scalar"):
 
         def write(figures: Mapping[str, float], step: int) -> None:
@@ -117,11 +120,13 @@ def writer_of(target: Any) -> Write:
             target.flush()
 
         return write
+    if hasattr(target, "log_metrics"):  # queued, so that no step waits for a server
+        return lambda figures, step: target.log_metrics(dict(figures), step=step, synchronous=False)
     if hasattr(target, "log"):
         return lambda figures, step: target.log(dict(figures), step=step)
     raise TrainerError(
         f"log_to: {type(target).__name__} has neither add_scalar (a SummaryWriter of TensorBoard) nor log (what "
-        "wandb.init returns); give one of these"
+        "wandb.init returns) nor log_metrics (the module mlflow); give one of these"
     )
 
 
@@ -138,11 +143,27 @@ def opened(name: str, folder: Path, job: str) -> Any:
             folder.mkdir(parents=True, exist_ok=True)
             mode: Any = os.environ.get("WANDB_MODE", "offline")
             return wandb.init(project="espalier", name=job, dir=str(folder), mode=mode)
+        if name == MLFLOW:
+            os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+            import mlflow
+
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.environ.get("MLFLOW_TRACKING_URI"):
+                mlflow.set_tracking_uri(f"sqlite:///{folder.resolve() / MLFLOW}.db")
+            try:
+                mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "espalier"))
+                mlflow.start_run(run_name=job)
+            except mlflow.MlflowException as error:
+                raise SettingsError(
+                    f"{environment.LOG_TO} is {name!r}, and {mlflow.get_tracking_uri()} takes no run: {error}; set "
+                    "MLFLOW_TRACKING_URI to a server that runs, or to nothing for a file next to the checkpoints"
+                ) from error
+            return mlflow
     except ImportError as error:
         raise SettingsError(
             f"{environment.LOG_TO} is {name!r}, which is not installed ({error}); install espalier-trainer[{name}]"
         ) from error
-    raise SettingsError(f"{environment.LOG_TO} is {name!r}; it must be {TENSORBOARD} or {WANDB}")
+    raise SettingsError(f"{environment.LOG_TO} is {name!r}; it must be {TENSORBOARD}, {WANDB} or {MLFLOW}")
 
 
 @dataclass
@@ -159,7 +180,8 @@ class LoggedReporter:
         """Write figures to `target` from now on; `close` it at the end. Raises `TrainerError` for what is no target."""
         self._writers.append(writer_of(target))
         if close:
-            self._closing.append(target.finish if hasattr(target, "finish") else target.close)
+            names = ("finish", "end_run", "close")
+            self._closing.append(next(getattr(target, name) for name in names if hasattr(target, name)))
 
     def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
         """Pass the report on, and write its figures."""
@@ -186,13 +208,16 @@ class LoggedReporter:
     def close(self) -> None:
         """Close what was opened for the run."""
         for close in self._closing:
-            close()
+            try:
+                close()
+            except Exception as error:
+                logger.warning("the last figures may not be logged: %s", error)
 
     def _write(self, figures: Mapping[str, float], step: int) -> None:
         for write in self._writers if figures else ():
             try:
                 write(figures, step)
-            except OSError as error:  # a full disk does not end training
+            except Exception as error:  # of others' packages, or a full disk: it does not end training
                 logger.warning("figures of step %d were not logged: %s", step, error)
 
 

@@ -69,7 +69,7 @@ class UserLoop(Protocol):
         """Put figures into the job's report; `validation_accuracy` with `validation_loss` count as an evaluation."""
 
     def log_to(self, target: Any) -> None:
-        """Also write the run's figures to a `SummaryWriter` of TensorBoard, or to what `wandb.init` returns.
+        """Also write the run's figures to a `SummaryWriter` of TensorBoard, what `wandb.init` returns, or `mlflow`.
 
         Only the leader does; call it in all workers, or where `loop.leads`. Raises `TrainerError` for anything else.
         """

@@ -25,9 +25,8 @@ from typing import Any
 
 from espalier_core.types.job import ALLOCATION_ANNOTATION
 from espalier_core.types.reasons import Reason
-from espalier_core.types.status import ConditionStatus, ConditionType, JobStatus
+from espalier_core.types.status import ConditionStatus, ConditionType, JobStatus, parse_status
 from espalier_operator.job.state import Timing
-from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.objects.names import worker_of
 from espalier_operator.model.actions import Plan, ReleaseExtra, Requeue
 from operator_world.kube_api import gpus_of, is_over, node_of, owner_of

@@ -26,7 +26,7 @@ from cluster_objects import (
 from espalier_cli.cluster.case import Case, case_of
 from espalier_cli.cluster.client import View
 from espalier_cli.cluster.explain_command import explanation
-from espalier_cli.cluster.standing import event_of
+from espalier_core.k8s.jobs import event_of
 from espalier_core.types.measurements import GradientNoise, Measurements
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, AdaptationSource, Metric

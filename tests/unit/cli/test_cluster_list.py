@@ -20,7 +20,7 @@ from cluster_objects import (
 
 from espalier_cli.cluster.list_command import COLUMNS, WIDE_COLUMNS, entry_of, row_of, sorted_jobs
 from espalier_cli.cluster.output import count, duration, print_table, short
-from espalier_cli.cluster.standing import job_of, standing
+from espalier_core.k8s.jobs import job_of, standing
 from espalier_core.types.reasons import Reason
 from espalier_operator.model.actions import Fail
 

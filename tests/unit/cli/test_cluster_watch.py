@@ -10,8 +10,8 @@ from cluster_objects import NOW, Object, acted, adaptation, admitted, job, looke
 from rich.console import Console
 
 from espalier_cli.cluster.narration import Line, Narrator, row_of, verdict
-from espalier_cli.cluster.standing import Event, event_of, job_of
 from espalier_cli.cluster.watch_command import JsonWatch, LiveWatch, PlainWatch
+from espalier_core.k8s.jobs import Event, event_of, job_of
 from espalier_core.types.reasons import Reason
 from espalier_operator.kube.objects.events import events
 from espalier_operator.model.actions import Finish, GrantExtra

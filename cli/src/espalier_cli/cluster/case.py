@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from espalier_cli.cluster.client import View
-from espalier_cli.cluster.standing import Event, Job, job_of
+from espalier_core.k8s.jobs import Event, Job, job_of
 from espalier_core.k8s.resources import CONFIG_MAPS, JOBS, PODS
 from espalier_core.types.job import DEFAULT_CONTROLLER
 from espalier_core.types.report import Report

@@ -20,9 +20,9 @@ from espalier_cli.cluster.options import (
 )
 from espalier_cli.cluster.output import count, duration, of_type, print_data, print_heading
 from espalier_cli.cluster.remedies import remedy_for
-from espalier_cli.cluster.standing import Event, event_of, is_about, newest, phase, score_of, standing
 from espalier_cli.display import progress_of
 from espalier_cli.options import policy_option
+from espalier_core.k8s.jobs import Event, event_of, is_about, newest, phase, score_of, standing
 from espalier_core.k8s.resources import EVENTS, JOBS
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.report import BATCH_METRIC, RATE_FACTOR_METRIC, Adaptation, AdaptationSource

@@ -10,7 +10,7 @@ import click
 from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.options import EXIT_CODES, cluster_options, output_option
 from espalier_cli.cluster.output import Row, print_data, print_table, short
-from espalier_cli.cluster.standing import Job, job_of, phase, score_of, standing
+from espalier_core.k8s.jobs import Job, job_of, phase, score_of, standing
 from espalier_core.k8s.resources import JOBS
 from espalier_core.types.status import ConditionType
 from espalier_core.types.task import accuracy_of, other_than_accuracy

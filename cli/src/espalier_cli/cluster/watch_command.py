@@ -22,10 +22,10 @@ from espalier_cli.cluster.client import Cluster, ClusterError, ForbiddenError, N
 from espalier_cli.cluster.explain_command import not_found, place_of
 from espalier_cli.cluster.narration import Line, Narrator, row_of, verdict
 from espalier_cli.cluster.options import cluster_options, namespace_option, output_option
-from espalier_cli.cluster.standing import Event, Job, event_of, is_about, job_of
 from espalier_cli.display import JobRow, progress_table
 from espalier_cli.tables import plain_console
 from espalier_core.console import INTERRUPTED, RealRange
+from espalier_core.k8s.jobs import Event, Job, event_of, is_about, job_of
 from espalier_core.k8s.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
 from espalier_core.k8s.resources import EVENTS, JOBS, Raw, Resource
 from espalier_core.types.task import accuracy_of

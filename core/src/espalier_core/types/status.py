@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection, Mapping
 from enum import StrEnum
+from typing import Any, Final
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, ValidationError
 
 from espalier_core.base import Record
 from espalier_core.types.allocation import Allocation
@@ -18,6 +21,8 @@ MAX_AVOIDED_NODES = 16
 """How many of the newest entries `status.scheduling.avoidedNodes` keeps."""
 MAX_POLICY = 512
 """Maximum length of a scheduling policy with its settings, in characters."""
+_FOR_PEOPLE: Final = ("phase", "conditions", "adaptations")
+"""Fields of a status that are for people; conditions also state how a job has ended."""
 
 
 class ConditionType(StrEnum):
@@ -232,3 +237,48 @@ class JobStatus(Record):
     def condition(self, kind: ConditionType) -> Condition | None:
         """Return the condition of `kind`, None where there is none."""
         return next((entry for entry in self.conditions if entry.type is kind), None)
+
+    @property
+    def outcome(self) -> Condition | None:
+        """The condition of the job's end, None before it."""
+        ends = (ConditionType.COMPLETE, ConditionType.FAILED)
+        return next(
+            (each for each in self.conditions if each.type in ends and each.status is ConditionStatus.TRUE), None
+        )
+
+
+def parse_status(raw: Mapping[str, Any]) -> JobStatus | None:
+    """Return the status of an object of the API server, None where it has none; `ValueError` where it is damaged.
+
+    A newer operator may have written it. What is for people is left out where it has an unknown value of an enum.
+    """
+    status = raw.get("status")
+    if not status:
+        return None
+    try:
+        return JobStatus.model_validate_json(json.dumps(status))
+    except ValidationError as error:
+        unknown = _unknown_for_people(error)
+        if not unknown:
+            raise
+        found = JobStatus.model_validate_json(json.dumps(_without(status, unknown)))
+        if found.completion_time is not None and found.outcome is None:
+            raise  # without the condition that states its end, it would run again
+        return found
+
+
+def _unknown_for_people(error: ValidationError) -> set[tuple[int | str, ...]]:
+    """Return which fields and entries of lists that are for people have an unknown value of an enum."""
+    places = (details["loc"] for details in error.errors() if details["type"] == "enum")
+    return {place[:2] for place in places if place[0] in _FOR_PEOPLE}
+
+
+def _without(status: Mapping[str, Any], places: Collection[tuple[int | str, ...]]) -> dict[str, Any]:
+    """Return the status without the fields and entries of lists at `places`."""
+    return {
+        name: [entry for index, entry in enumerate(value) if (name, index) not in places]
+        if isinstance(value, list)
+        else value
+        for name, value in status.items()
+        if (name,) not in places
+    }

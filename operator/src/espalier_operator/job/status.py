@@ -9,7 +9,6 @@ from typing import Any, Final
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.status import (
     AvoidedNode,
-    ConditionStatus,
     ConditionType,
     JobStatus,
     SchedulingStatus,
@@ -138,11 +137,7 @@ def allocation_of(grant: Grant, wall: Wall = utc) -> Allocation:
 
 def outcome_of(status: JobStatus) -> Ended | None:
     """Return how the job ended, by its conditions; None where it has not."""
-    for condition in status.conditions:
-        if condition.status is ConditionStatus.TRUE and condition.type in (
-            ConditionType.COMPLETE,
-            ConditionType.FAILED,
-        ):
-            failed = condition.type is ConditionType.FAILED
-            return Ended(reason=condition.reason, failed=failed, message=condition.message)
-    return None
+    end = status.outcome
+    if end is None:
+        return None
+    return Ended(reason=end.reason, failed=end.type is ConditionType.FAILED, message=end.message)

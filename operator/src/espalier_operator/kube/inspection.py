@@ -2,7 +2,6 @@
 
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import events
-from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.pods import Pod, parse_pod
@@ -22,6 +21,5 @@ __all__ = [
     "parse_node",
     "parse_pod",
     "parse_report",
-    "parse_status",
     "seen_by_operator",
 ]

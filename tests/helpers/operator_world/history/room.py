@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from espalier_core.types.job import DEFAULT_CONTROLLER
-from espalier_core.types.status import JobStatus
-from espalier_operator.kube.objects.jobs import parse_status
+from espalier_core.types.status import JobStatus, parse_status
 from espalier_operator.kube.objects.names import worker_of
 from operator_world.history.seen import Seen, claimant, identity, times
 from operator_world.history.world import SharedCluster

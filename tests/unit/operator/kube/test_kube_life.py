@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import sweeps
-from espalier_core.types.status import JobStatus, SchedulingStatus
-from espalier_operator.kube.objects.jobs import parse_status
+from espalier_core.types.status import JobStatus, SchedulingStatus, parse_status
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Rules, Snapshot
 from espalier_operator.model.actions import Plan

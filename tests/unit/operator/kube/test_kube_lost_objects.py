@@ -10,9 +10,8 @@ import pytest
 
 from espalier_core.k8s.errors import Status
 from espalier_core.types.reasons import Reason
-from espalier_core.types.status import JobPhase, JobStatus
+from espalier_core.types.status import JobPhase, JobStatus, parse_status
 from espalier_operator.kube.client import ApiRefusalError
-from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Rules
 from espalier_operator.policies.fair import FairPolicy

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from espalier_core.types.reasons import Reason
+from espalier_core.types.status import parse_status
 from espalier_operator.kube import reading
 from espalier_operator.kube.objects import names
-from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job, parse_status
+from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
 from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.pods import parse_pod

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.types.reasons import Reason
-from espalier_core.types.status import JobStatus
+from espalier_core.types.status import JobStatus, parse_status
 from espalier_operator.job.state import Grant, JobState
-from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import LATER, NEVER, SOON, PlanInputs, plan_due_in
 from espalier_operator.model import JobFacts, JobTerms, Reclaim, Rules, Worker, WorkerRole, WorkerState

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from espalier_core.types.job import AdaptiveTrainingJob
-from espalier_core.types.status import JobStatus
 from espalier_core.validation.reading import JobFileError, parse_jobs
-from espalier_operator.job.status import outcome_of
 from espalier_operator.kube.objects import nodes, template
 from espalier_operator.kube.objects.devices import DeviceRequest, claimed_by_job, with_claimed
 from espalier_operator.kube.objects.limits import Defaults, scopes_of, with_defaults
@@ -27,8 +25,6 @@ from espalier_operator.model.constraints import Amounts
 MAX_DEPTH: Final = 100
 """Levels of lists and mappings in a specification. The API server takes ten thousand in what is left open (options of
 a model, a pod template), far more than anything that reads a job does."""
-_FOR_PEOPLE: Final = ("phase", "conditions", "adaptations")
-"""Fields of a status that are for people; conditions also state how a job has ended."""
 MAX_DOCUMENT_BYTES: Final = 250_000
 """Of 256 KiB that all annotations of a pod may have together; the rest is for the allocation."""
 
@@ -120,43 +116,6 @@ def parse_job(
         created_at=time(metadata, "creationTimestamp") or 0.0,
         has_lower_class=lower,
     )
-
-
-def parse_status(raw: Mapping[str, Any]) -> JobStatus | None:
-    """Return the status of an object of the API server, None where it has none; `ValueError` where it is damaged.
-
-    A newer operator may have written it. What is for people is left out where it has an unknown value of an enum.
-    """
-    status = raw.get("status")
-    if not status:
-        return None
-    try:
-        return JobStatus.model_validate_json(json.dumps(status))
-    except ValidationError as error:
-        unknown = _unknown_for_people(error)
-        if not unknown:
-            raise
-        found = JobStatus.model_validate_json(json.dumps(_without(status, unknown)))
-        if found.completion_time is not None and outcome_of(found) is None:
-            raise  # without the condition that states its end, it would run again
-        return found
-
-
-def _unknown_for_people(error: ValidationError) -> set[tuple[int | str, ...]]:
-    """Return which fields and entries of lists that are for people have an unknown value of an enum."""
-    places = (details["loc"] for details in error.errors() if details["type"] == "enum")
-    return {place[:2] for place in places if place[0] in _FOR_PEOPLE}
-
-
-def _without(status: Mapping[str, Any], places: Collection[tuple[int | str, ...]]) -> dict[str, Any]:
-    """Return the status without the fields and entries of lists at `places`."""
-    return {
-        name: [entry for index, entry in enumerate(value) if (name, index) not in places]
-        if isinstance(value, list)
-        else value
-        for name, value in status.items()
-        if (name,) not in places
-    }
 
 
 def class_of(raw: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from espalier_core.types.allocation import SignalTrace
 from espalier_core.types.reasons import SENTENCES, Reason
-from espalier_core.types.status import JobStatus
+from espalier_core.types.status import JobStatus, parse_status
 from espalier_operator.job import progress
 from espalier_operator.job.conditions import Observed, status_of, status_of_invalid
 from espalier_operator.job.state import JobState, Observation
@@ -20,7 +20,7 @@ from espalier_operator.job.transitions import after
 from espalier_operator.job.view import Trouble, facts_of, held_by, promise_of
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import StartTrouble, told
-from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_status
+from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import (

@@ -9,11 +9,8 @@ from typing import Any
 
 from espalier_core.k8s.resources import Raw
 from espalier_core.types.reasons import SENTENCES, Reason
-from espalier_core.types.status import Condition, ConditionStatus, ConditionType, JobStatus
+from espalier_core.types.status import Condition, ConditionStatus, ConditionType, JobStatus, parse_status
 from espalier_core.types.task import Score, score_in
-from espalier_operator.kube.inspection import parse_status
-
-FINISHED = (ConditionType.COMPLETE, ConditionType.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +48,7 @@ class Job:
     @property
     def outcome(self) -> Condition | None:
         """The condition of its end, None before it."""
-        held = [entry for entry in self.status.conditions if entry.status is ConditionStatus.TRUE]
-        return next((entry for entry in held if entry.type in FINISHED), None)
+        return self.status.outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

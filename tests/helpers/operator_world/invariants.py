@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import REFUSALS, JobFacts, Node, Snapshot, Worker, WorkerRole, WorkerState
+from espalier_operator.model import NOWHERE, REFUSALS, JobFacts, Node, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import (
     Admit,
     Fail,
@@ -293,8 +293,10 @@ def _grants_fit(snapshot: Snapshot, plan: Plan, jobs: dict[str, JobFacts], now: 
     room = {name: max(0, count) for name, count in free.items()}
     due: list[tuple[int, str]] = []
     if not any(job.terms.gpus_per_worker > 1 for job in snapshot.jobs):
-        for job, gpu_type in _due(snapshot, now):  # another Espalier may have taken the only GPU that it can use
-            if any(room[name] for name in _admitting(nodes.values(), gpu_type, job.terms.constraints)):
+        for job, gpu_type in _due(snapshot, now):  # others may have taken the only GPU that it can use
+            admitting = _admitting(nodes.values(), gpu_type, job.terms.constraints)
+            chosen = admitting.intersection(snapshot.placements.get(job.key, NOWHERE).extra)
+            if any(room[name] for name in chosen or admitting):
                 due.append((1, gpu_type))
     spare = Counter(dict.fromkeys(types.values(), 0))
     for name, count in room.items():

@@ -97,11 +97,12 @@ docs: .venv/.ready  ## generate pages and build the documentation into site/; de
 	@echo site/index.html
 
 .PHONY: lint sizes
-lint: .venv/.ready  ## run ruff, strict mypy, import-linter and deptry; compare the sizes of the project with hack/sizes.toml
+lint: .venv/.ready  ## run ruff, strict mypy, import-linter, shellcheck and deptry; compare the sizes of the project with hack/sizes.toml
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/shellcheck --severity warning --external-sources --source-path SCRIPTDIR $$(git grep -lE '^#!.*\b(ba)?sh$$')
 	.venv/bin/python hack/sizes
 	@for member in $(MEMBERS); do echo "deptry $$member" && (cd $$member && ../.venv/bin/deptry --no-ansi src) || exit 1; done
 

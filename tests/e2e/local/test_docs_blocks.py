@@ -161,12 +161,6 @@ def test_the_pages_on_growing_and_loops(laptop: Laptop, page: str, growths: int)
     assert all(float(each) <= 1e-6 for each in grown)
 
 
-@pytest.mark.parametrize("command", [line for line in commands(read("loops.md")) if "examples/" in line])
-def test_the_examples_of_loops_run(laptop: Laptop, command: str) -> None:
-    laptop.type(command)
-    assert laptop.result(command.rpartition("/")[2])["phase"] == "Complete"
-
-
 def test_the_page_on_training(laptop: Laptop) -> None:
     """Its model grows, and what is left can be loaded. `test_front_page.py` judges the language model."""
     shown = re.compile(r"`(spirals\.[a-z]+)`:\n\n```[a-z]+\n(.*?)^```", re.M | re.S)

@@ -173,6 +173,15 @@ def test_the_examples_of_the_pages_are_the_files_that_they_name() -> None:
         assert text in ((ROOT / path).read_text(), f'--8<-- "{path}"\n'), f"{path} is not as a page shows it"
 
 
+def test_pages_run_examples_as_these_say() -> None:
+    """tests/e2e/local/test_examples.py judges what an example's own command comes to."""
+    typed = [each for page in PAGES for each in commands(page.read_text()) if each.startswith("espalier run examples/")]
+    for command in typed:
+        (said,) = re.findall(r"\bespalier run .*", (ROOT / shlex.split(command)[2]).read_text())
+        assert " ".join(command.split()).startswith(said), command
+    assert len(typed) > 5
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
 def test_examples_validate(path: Path) -> None:
     assert load_jobs(path)

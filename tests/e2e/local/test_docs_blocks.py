@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 SHORTER = {
     " espalier run ": "--time-budget 3",
+    " espalier simulate generate:": "--seeds 2",
     " espalier agent learn --outcomes ": "--set updates=20",
     " espalier agent learn --from": "--set updates=20",
     " espalier agent collect examples": "--time-budget 0.5 --seeds 1 --decisions 1 --step-cost 2,1,1,1 --parallel 1",
@@ -184,6 +185,16 @@ def test_the_other_python_blocks_run(laptop: Laptop) -> None:
     assert len(marked) == 1
     (laptop.folder / "marked.py").write_text(marked[0])
     laptop.type("python marked.py")
+
+
+def test_the_page_on_policies_and_traces(laptop: Laptop) -> None:
+    section = read("policies.md").partition("\n## Try a policy on a trace\n")[2].partition("\n## ")[0]
+    command = commands(section)[0]
+    said = laptop.type(command)
+    for column in ("MEAN-JCT", "MEDIAN", "P99", "MAKESPAN", "IN-USE", "FTF"):
+        assert column in said
+    for policy in re.findall(r"--policy (\w+)", command):
+        assert re.search(rf" {policy} +2 .*±", said)
 
 
 def test_the_page_on_your_own_policy(laptop: Laptop) -> None:

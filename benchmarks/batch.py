@@ -36,7 +36,7 @@ from espalier_core.estimates.goodput import Throughput, fitted, step_times
 from espalier_core.types.job import AdaptiveTrainingJob, BatchSizing
 from espalier_core.types.measurements import Measurements
 from espalier_core.validation.reading import with_spec
-from espalier_lab.growth.collect.training import WallScheduler
+from espalier_lab.virtual_run import WallScheduler
 from espalier_trainer.signals.scheduler import ReplicaChange
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.yaml"

@@ -33,16 +33,16 @@ from harness.printed import environment, progress
 from harness.runs import job_of, parser, run_all
 from paying.arms import Arm, timeline
 from paying.costs import Costs
-from paying.extra import Extra
 from paying.measuring import measure
 from paying.runs import Head, Run, Runs, draw, kept_costs, lines
 from paying.training import Setting, prepare_process, train
 
 from espalier_cli.run import parse_moment
 from espalier_core.types.job import ElasticBatch
+from espalier_lab.extra_worker import ExtraWorker
 from espalier_trainer.data import load_data
 
-_extra: list[Extra] = []
+_extra: list[ExtraWorker] = []
 """Of this process; it ends with it."""
 
 
@@ -50,7 +50,7 @@ def one(setting: Setting, costs: Costs, length: float, arm: Arm, come: float | N
     """Train one run in this process, with the extra worker that belongs to it."""
     if not _extra:
         prepare_process()
-        _extra.append(Extra())
+        _extra.append(ExtraWorker())
     budget = setting.job.spec.time_budget_seconds
     arrivals = timeline(come, length, budget).arrivals() if come is not None else ()
     done = train(setting, arm, seed, arrivals, costs, _extra[0])
@@ -70,7 +70,7 @@ def one(setting: Setting, costs: Costs, length: float, arm: Arm, come: float | N
 def measured(setting: Setting, rounds: int) -> Costs:
     """Measure what steps and pauses cost, in this process, before any run begins."""
     prepare_process()
-    with Extra() as extra:
+    with ExtraWorker() as extra:
         return measure(setting, extra, rounds)
 
 

@@ -25,7 +25,7 @@ from torch import nn
 
 from espalier_core.types.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_core.validation.reading import parse_jobs
-from espalier_lab.growth.collect.training import WallScheduler
+from espalier_lab.virtual_run import WallScheduler
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.data import load_data
 from espalier_trainer.elastic.step import StepResult

@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 from espalier_cli.run import parse_moment
 from espalier_core.types.events import EpochFinished
 from espalier_core.types.job import AdaptiveTrainingJob
-from espalier_lab.growth.collect.training import WallScheduler
+from espalier_lab.virtual_run import WallScheduler
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.data import load_data
 from espalier_trainer.models.zoo import build_model

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import statistics
-import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
-from paying.extra import Extra
-from paying.training import PATIENCE_SECONDS, prepare_process
+from paying.training import prepare_process
 
 from espalier_core.base import Record
 from espalier_core.estimates.goodput import Throughput
 from espalier_core.types.events import BatchSizeChanged, EpochFinished
 from espalier_core.types.job import AdaptiveTrainingJob, BatchSizing
 from espalier_core.validation.reading import with_spec
+from espalier_lab.extra_worker import ExtraWorker, await_worker
+from espalier_lab.virtual_run import ChargedScheduler, VirtualRun
 from espalier_trainer.builtin_loop.trainer import Trainer
-from espalier_trainer.data import load_data
 from espalier_trainer.elastic.step import StepPlan, StepResult
 from espalier_trainer.elastic.team import Team
 from espalier_trainer.measuring.speeds import LEAST_STEPS, NoiseSampling
-from espalier_trainer.models.zoo import build_model
-from espalier_trainer.net2net.randomness import seed_everything
-from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter
 from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
@@ -36,7 +31,7 @@ SGD: Final = {"name": "SGD", "learningRate": 0.05, "momentum": 0.9}
 MOST: Final = 1024
 EVERY_EPOCHS: Final = 4
 
-_extra: list[Extra] = []
+_extra: list[ExtraWorker] = []
 """Of this process; it ends with it."""
 
 
@@ -62,16 +57,11 @@ class Run(Record):
         return next((used for used, loss in self.validation if loss <= target), 1.0)
 
 
-@dataclass
-class Clock(VirtualScheduler):
+class Clock(ChargedScheduler):
     """Time that passes by what steps cost."""
 
     def step_finished(self, architecture: Any) -> None:
-        """Nothing: `pass_by` has moved the time."""
-
-    def pass_by(self, seconds: float) -> None:
-        """Let time pass."""
-        self._used += seconds
+        """Nothing: it was charged."""
 
 
 class EveryTenth(NoiseSampling):
@@ -94,33 +84,26 @@ class Leader:
 
 def led(stack: ExitStack, job: AdaptiveTrainingJob, scheduler: VirtualScheduler, workers: int, seed: int) -> Leader:
     """Return the trainer of a job, once its second worker is there."""
-    seed_everything(seed)
-    data = load_data(job.spec.training.dataset)
-    model = build_model(job.spec.training.model, data.classes, data.example_input())
     teams: list[Team] = []
+    team: Callable[[Any], Team] | None = None
     if workers > 1:
-        place = str(Path(stack.enter_context(TemporaryDirectory(prefix="espalier-batch-"))) / "rendezvous")
         if not _extra:
-            _extra.append(Extra())
-        _extra[0].follow(job, seed, place)
-        stack.callback(_extra[0].over)
+            _extra.append(ExtraWorker())
+        place = stack.enter_context(_extra[0].following(job, seed))
 
-    def team(journal: Any) -> Team:
-        # It looks for its members at each step boundary: steps take no real time here.
-        found = Team(Rendezvous(place), torch.device("cpu"), journal.warn, journal.workers_changed, listen_seconds=0.0)
-        teams.append(found)
-        return found
+        def team(journal: Any) -> Team:
+            # It looks for its members at each step boundary: steps take no real time here.
+            found = Team(place, torch.device("cpu"), journal.warn, journal.workers_changed, listen_seconds=0.0)
+            teams.append(found)
+            return found
 
     reporter = MemoryReporter()
-    services = Services(scheduler, reporter, team=team if workers > 1 else None)
+    services = Services(scheduler, reporter, team=team)
     if isinstance(scheduler, Clock):
         services = replace(services, clock=scheduler.used_seconds)
-    trainer = Trainer(job, model, data, services, seed=seed)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while teams and teams[0].waiting < 1:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the extra worker did not come within {PATIENCE_SECONDS:.0f} s")
-        time.sleep(0.02)
+    trainer = VirtualRun(job=job, seed=seed, services=services).begin().trainer
+    for each in teams:
+        await_worker(each)
     return Leader(trainer, reporter)
 
 
@@ -153,7 +136,7 @@ def _charge(leader: Leader, clock: Clock, cost: Throughput) -> None:
         joint = compute_together(due, compute)
         world = 1 if due.group is None else due.group.world
         share, passes = joint.examples / world, due.portion.passes
-        clock.pass_by(cost.step_seconds(1, world, share, passes))
+        clock.charge(cost.step_seconds(1, world, share, passes))
         leader.took.append(joint.examples)
         if meter._joint is not None:
             meter._joint = replace(joint, sync_seconds=cost.sync_seconds(1, world))

@@ -16,25 +16,21 @@ from espalier_core.types.job import AdaptiveTrainingJob, Insertion, Trials
 from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_core.types.report import Arm as TrialArm
 from espalier_core.validation.reading import with_spec
-from espalier_lab.growth.collect.training import Fork
+from espalier_lab.virtual_run import FinishedRun, VirtualRun, as_built, undisturbed
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data.objective import Evaluation, objective_of
 from espalier_trainer.growth.advisor import Advisor, Scripted
-from espalier_trainer.models.zoo import build_model
-from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from espalier_trainer.training.method import evaluate
-from espalier_trainer.training.progress import TrainingResult
 from espalier_trainer.trials.rules import SHARES, best
 from flagship.arms import DECIDED, LARGE, SMALL, Arm, Cell, Run, blocks_of
 from flagship.asking import Asking
 from flagship.subject import Subject
 
-NEVER = 1_000_000
 INSERTIONS = {Arm.UNFOLDED: Insertion.UNFOLD, Arm.SCALED: Insertion.SCALED, Arm.EXACT: Insertion.EXACT}
 GROWTHS = {Insertion.UNFOLD: 2, Insertion.SCALED: 2, Insertion.EXACT: LARGE - SMALL}
 """Of a run. An exact growth adds a block, the others double it."""
@@ -55,18 +51,19 @@ class Bench:
         """Make a run."""
         began, trial_seconds = time.monotonic(), 0.0
         if cell.arm is Arm.ONE:
-            trainer, result = self._train(cell, SMALL, start=self._trunk(cell, self.moments[-1]))
+            done = self._train(cell, SMALL, start=self._trunk(cell, self.moments[-1]))
         elif cell.moment is None:
-            trainer, result = self._train(cell, cell.arm.blocks)
+            done = self._train(cell, cell.arm.blocks)
         elif cell.arm in INSERTIONS:
-            trainer, result = self._grown(cell)
+            done = self._grown(cell)
         elif cell.arm is Arm.ADVISED:
             start = self._trunk(cell, cell.moment)
-            trainer, result = self._train(cell, SMALL, insertion=Insertion.UNFOLD, advisor=Asking(), start=start)
+            done = self._train(cell, SMALL, insertion=Insertion.UNFOLD, advisor=Asking(), start=start)
         elif cell.arm is Arm.RACED:
-            trainer, result, trial_seconds = self._raced(cell)
+            done, trial_seconds = self._raced(cell)
         else:
-            trainer, result = self._begun_again(cell)
+            done = self._begun_again(cell)
+        trainer, result = done.trainer, done.result
         if result.test_score is None:
             raise RuntimeError(f"{cell}: ended with {result.reason}: {result.message}")
         wanted = cell.arm.blocks * len(self.subject.runs)
@@ -102,7 +99,7 @@ class Bench:
             raise RuntimeError("an evaluation that nobody breaks off was broken off")
         return validation
 
-    def _raced(self, cell: Cell) -> tuple[Trainer, TrainingResult, float]:
+    def _raced(self, cell: Cell) -> tuple[FinishedRun, float]:
         """Let a growth and doing nothing train until the race ends, and return the run of the one that wins.
 
         Each arm trains as the job would, so the winner's run from the beginning is the one that goes on.
@@ -115,36 +112,37 @@ class Bench:
             asking.instead = action
             until = moment * cell.budget + slice_
             start = self._trunk(cell, moment)  # read again for each arm, which trains in the tensors that it is given
-            trainer, result = self._train(
+            done = self._train(
                 cell, SMALL, insertion=Insertion.UNFOLD, advisor=asking, most=1, start=start, stop_at=until
             )
-            loss, steps = self._validated(trainer).loss, result.steps - start.state.step
+            loss, steps = self._validated(done.trainer).loss, done.result.steps - start.state.step
             found.append(TrialArm(action=str(action), loss=loss, steps=steps, seconds=slice_))
         winner = best(found, Trials.RACE, asking.gains)
         if winner is None:
             raise RuntimeError(f"{cell}: the race has no result")
         script = tuple(action for action in self._additions if str(action) == winner.action)
         start = self._trunk(cell, moment)
-        trainer, result = self._train(cell, SMALL, insertion=Insertion.UNFOLD, script=script, start=start)
-        return trainer, result, slice_ * len(found)
+        done = self._train(cell, SMALL, insertion=Insertion.UNFOLD, script=script, start=start)
+        return done, slice_ * len(found)
 
-    def _grown(self, cell: Cell) -> tuple[Trainer, TrainingResult]:
+    def _grown(self, cell: Cell) -> FinishedRun:
         insertion = INSERTIONS[cell.arm]
         script = self._additions * GROWTHS[insertion]
         start = self._trunk(cell, cell.moment or 0.0)
-        trainer, result = self._train(cell, SMALL, insertion=insertion, script=script, start=start)
-        if failed := [each for each in result.adaptations if each.result is not AdaptationResult.GROWN]:
+        done = self._train(cell, SMALL, insertion=insertion, script=script, start=start)
+        if failed := [each for each in done.result.adaptations if each.result is not AdaptationResult.GROWN]:
             raise RuntimeError(f"{cell}: {failed[0].action} {failed[0].result}: {failed[0].message}")
-        return trainer, result
+        return done
 
-    def _begun_again(self, cell: Cell) -> tuple[Trainer, TrainingResult]:
+    def _begun_again(self, cell: Cell) -> FinishedRun:
         """Train a large net from the moment on that has kept some weights of the small one."""
         trunk = self._trunk(cell, cell.moment or 0.0)
         kept = self.subject.kept[cell.arm]
 
-        def keep(model: nn.Module) -> None:
+        def keep(model: nn.Module) -> nn.Module:
             weights = {name: tensor for name, tensor in trunk.model.items() if name.startswith(kept)}
             model.load_state_dict(weights, strict=False)
+            return model
 
         return self._train(cell, LARGE, used=trunk.state.used_seconds, prepare=keep)
 
@@ -160,11 +158,10 @@ class Bench:
         if (found := store.load_latest()) is not None:
             return found
         before = self._trunk(cell, self.moments[place - 1]) if place else None
-        fork = Fork(Path(), start=before)
-        self._train(cell, SMALL, fork=fork, until=moment)
-        if fork.last is None:
+        trunk = self._train(cell, SMALL, start=before, until=moment).checkpoint
+        if trunk is None:
             raise RuntimeError(f"{cell}: no checkpoint at {moment:.0%}")
-        store.save(fork.last)
+        store.save(trunk)
         found = store.load_latest()
         if found is None:
             raise RuntimeError(f"{store.folder} holds no checkpoint that was just written")
@@ -180,58 +177,45 @@ class Bench:
         start: Checkpoint | None = None,
         used: float = 0.0,
         until: float | None = None,
-        fork: Fork | None = None,
-        prepare: Callable[[nn.Module], None] = lambda model: None,
+        prepare: Callable[[nn.Module], nn.Module] = as_built,
         advisor: Advisor | None = None,
         most: int = 2,
         stop_at: float = math.inf,
-    ) -> tuple[Trainer, TrainingResult]:
+    ) -> FinishedRun:
         """Train from `start` or the beginning; as far as `stop_at`, in virtual seconds. `advisor`, where there is one,
         may grow the net `most` times, in place of the `script`.
         """
         adaptation = {"insertion": insertion, "maxAdaptations": most if advisor else max(1, len(script))}
-        job = with_spec(self._job(cell, blocks), adaptation=adaptation)
-        data = self.subject.data
-        order = cell.seed + (OTHER_ORDER if used else 0)
-        seed_everything(order)
-        model = build_model(job.spec.training.model, data.classes, data.example_input().cpu(), self.subject.task)
-        prepare(model)
         moment = cell.moment if until is None else until
         arrives = cell.budget * moment if moment is not None and not used else None
         clock = VirtualScheduler(
             cell.budget, self.subject.cost, () if arrives is None else (ReplicaChange(arrives, 2),)
         )
-        fork = fork or Fork(Path(), start=start)
-        services = Services(
-            clock,
-            advisor=advisor or Scripted(tuple(script)),
-            checkpoints=fork,
-            used_seconds=used,
-            stop=lambda: clock.used_seconds() >= stop_at,
-        )
-        study = Study(stop_before_decision=None if until is None else 0)
-        trainer = Trainer(job, model, data, services, device=self.subject.device, seed=order, study=study)
-        if fork.start is not None:
+        run = VirtualRun(
+            job=with_spec(self._job(cell, blocks), adaptation=adaptation),
+            seed=cell.seed + (OTHER_ORDER if used else 0),
+            services=Services(clock, advisor=advisor or Scripted(tuple(script)), used_seconds=used),
+            data=self.subject.data,
+            prepare=prepare,
+            start=start,
+            stop_at=stop_at,
+            study=Study(stop_before_decision=None if until is None else 0),
+            device=self.subject.device,
+        ).begin()
+        if start is not None:
             # Described for this way of growing, which the small net did not know of.
-            state = fork.start.state.model_copy(update={"architecture": trainer.network.architecture})
-            fork.start = replace(fork.start, state=state)
-        result = trainer.run()
+            state = start.state.model_copy(update={"architecture": run.trainer.network.architecture})
+            run.checkpoints.start = replace(start, state=state)
+        finished = run.train()
+        result = finished.result
         wanted = TrainerPhase.COMPLETED if until is None and stop_at == math.inf else TrainerPhase.STOPPED
         if result.phase is not wanted:
             raise RuntimeError(f"{cell}: ended as {result.phase}: {result.reason} {result.message}")
-        return trainer, result
+        return finished
 
     def _job(self, cell: Cell, blocks: int) -> AdaptiveTrainingJob:
-        return with_spec(
-            self.subject.shortened,
-            timeBudgetSeconds=cell.budget,
-            training={
-                "model": {"options": {"blocks": blocks}},
-                "optimizer": {"learningRate": cell.rate},
-                "evaluateEveryEpochs": NEVER,
-            },
-            checkpoint={"intervalSeconds": 86400},
-        )
+        training = {"model": {"options": {"blocks": blocks}}, "optimizer": {"learningRate": cell.rate}}
+        return undisturbed(self.subject.shortened, timeBudgetSeconds=cell.budget, training=training)
 
 
 def prepare_process() -> None:

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from espalier_core.base import Record
 from espalier_core.growth.architecture import Architecture
+from espalier_lab.virtual_run import ChargedScheduler
 from espalier_trainer.elastic import Team
-from espalier_trainer.signals.scheduler import VirtualScheduler
 
 
 class LayerCosts(Record):
@@ -52,7 +52,7 @@ class Costs(Record):
 
 
 @dataclass
-class ElasticClock(VirtualScheduler):
+class ElasticClock(ChargedScheduler):
     """Advances by the measured time of a step with the current number of workers, and by the pauses at changes."""
 
     joint_seconds: Callable[[Architecture | None], float] = field(kw_only=True)
@@ -67,11 +67,7 @@ class ElasticClock(VirtualScheduler):
             return
         if self._joint is None or self._joint[0] is not architecture:
             self._joint = (architecture, self.joint_seconds(architecture))
-        self.pause(self._joint[1])
-
-    def pause(self, seconds: float) -> None:
-        """Let time pass without a step."""
-        self._used += seconds
+        self.charge(self._joint[1])
 
 
 class TimedTeam(Team):
@@ -91,12 +87,12 @@ class TimedTeam(Team):
         before = self.world
         super().update_members(replicas, *arguments)
         if self.world > before:
-            self._virtual.pause(self._costs.join_s)
+            self._virtual.charge(self._costs.join_s)
         elif self.world < before:
-            self._virtual.pause(self._costs.leave_s)
+            self._virtual.charge(self._costs.leave_s)
 
     def network_changed(self) -> None:
         """Record that the network is another."""
         super().network_changed()
         self.growths += 1
-        self._virtual.pause(self._costs.growth_s)
+        self._virtual.charge(self._costs.growth_s)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.validation.reading import with_spec
+from espalier_lab.extra_worker import ExtraWorker
 from espalier_trainer.data import load_data
 from espalier_trainer.signals.scheduler import ReplicaChange
 from paying.arms import Arm
 from paying.costs import Costs, LayerCosts, TimedTeam
-from paying.extra import Extra
 from paying.training import Setting, points_of, train
 
 STEPS = 100
@@ -47,7 +47,7 @@ class _Gaps:
         self._world, self._growths = world, growths
 
 
-def measure(setting: Setting, extra: Extra, rounds: int) -> Costs:
+def measure(setting: Setting, extra: ExtraWorker, rounds: int) -> Costs:
     """Return the costs of the job's model and of its growth, for one worker and two."""
     job = setting.job
     points = points_of(job)
@@ -63,7 +63,7 @@ def measure(setting: Setting, extra: Extra, rounds: int) -> Costs:
     )
 
 
-def _layers(setting: Setting, extra: Extra, points: Sequence[str], workers: int, rounds: int) -> LayerCosts:
+def _layers(setting: Setting, extra: ExtraWorker, points: Sequence[str], workers: int, rounds: int) -> LayerCosts:
     """Return the seconds of a step with this number of workers, including the training loop's own part.
 
     The models take turns, and of the rounds' medians the fastest counts: what else the machine does makes it slower.
@@ -80,7 +80,7 @@ def _layers(setting: Setting, extra: Extra, points: Sequence[str], workers: int,
     return LayerCosts(base=base, added={point: max(0.0, each - base) for point, each in fastest.items()})
 
 
-def _changes(setting: Setting, extra: Extra) -> _Gaps:
+def _changes(setting: Setting, extra: ExtraWorker) -> _Gaps:
     """Return the gaps at joins and leaves, and at growths by two workers."""
     gaps = _Gaps()
     arrivals = tuple(ReplicaChange(20 * (index + 1), 2 - index % 2) for index in range(2 * CHANGES))

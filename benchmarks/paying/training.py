@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
+from torch import nn
 
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch
-from espalier_lab.growth.collect.training import data_of, deepened_from_scratch
-from espalier_trainer.builtin_loop.trainer import Trainer
+from espalier_lab.extra_worker import ExtraWorker, await_worker
+from espalier_lab.virtual_run import VirtualRun, as_built, data_of, deepened_from_scratch
 from espalier_trainer.growth.advisor import Advisor
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net import growth_points
-from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.run.journal import RunJournal
 from espalier_trainer.run.services import Services, TeamMaker
@@ -27,9 +24,7 @@ from espalier_trainer.signals.scheduler import ReplicaChange
 from espalier_trainer.training.progress import TrainingResult
 from paying.arms import Arm, advisor_of, job_of
 from paying.costs import Costs, ElasticClock, TimedTeam
-from paying.extra import Extra
 
-PATIENCE_SECONDS = 120.0
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -56,7 +51,7 @@ def train(
     seed: int,
     arrivals: Sequence[ReplicaChange],
     costs: Costs,
-    extra: Extra,
+    extra: ExtraWorker,
     step_took: Callable[[float, TimedTeam | None], None] = lambda seconds, team: None,
     deep: Sequence[str] | None = None,
 ) -> Done:
@@ -67,14 +62,13 @@ def train(
     Raises `RuntimeError` where the run did not end with its budget.
     """
     job = job_of(setting.job, arm, setting.policy)
-    training = job.spec.training
-    data = data_of(training.dataset)
     first = points_of(setting.job)[0]
-    seed_everything(seed)
-    start = build_model(training.model, data.classes, data.example_input())
     layers = (first,) * job.spec.adaptation.max_adaptations if deep is None else deep
-    insertion = job.spec.adaptation.insertion
-    model = deepened_from_scratch(start, layers, data.example_input(), insertion) if arm is Arm.SCRATCH else start
+
+    def deepened(model: nn.Module) -> nn.Module:
+        example = data_of(job.spec.training.dataset).example_input()
+        return deepened_from_scratch(model, layers, example, job.spec.adaptation.insertion)
+
     clock = ElasticClock(
         job.spec.time_budget_seconds,
         costs.one.of,
@@ -91,16 +85,17 @@ def train(
     with ExitStack() as stack:
         team: TeamMaker | None = None
         if arrivals and arm is not Arm.ALONE:
-            folder = stack.enter_context(TemporaryDirectory(prefix="espalier-pays-"))
-            place = str(Path(folder) / "rendezvous")
-            team = _team(job, clock, costs, place)
-            extra.follow(job, seed, place)
-            stack.callback(extra.over)
+            team = _team(clock, costs, stack.enter_context(extra.following(job, seed)))
         advisor: Advisor | None = advisor_of(job, arm, first)
-        trainer = Trainer(job, model, data, Services(clock, advisor=advisor, team=team, step_took=took), seed=seed)
+        run = VirtualRun(
+            job=job,
+            seed=seed,
+            services=Services(clock, advisor=advisor, team=team, step_took=took),
+            prepare=deepened if arm is Arm.SCRATCH else as_built,
+        ).begin()
         if clock.team is not None:
-            _await(clock.team)
-        result = trainer.run()
+            await_worker(clock.team)
+        result = run.train().result
     if result.test_accuracy is None:
         raise RuntimeError(f"{arm}, seed {seed}: ended with {result.reason}: {result.message}")
     return Done(result, joint)
@@ -125,15 +120,6 @@ def prepare_process() -> None:
     torch.set_num_threads(1)
 
 
-def _team(job: AdaptiveTrainingJob, clock: ElasticClock, costs: Costs, place: str) -> Callable[[RunJournal], TimedTeam]:
+def _team(clock: ElasticClock, costs: Costs, place: Rendezvous) -> Callable[[RunJournal], TimedTeam]:
     device = torch.device("cpu")
-    return lambda journal: TimedTeam(clock, costs, Rendezvous(place), device, journal.warn, journal.workers_changed)
-
-
-def _await(team: TimedTeam) -> None:
-    """Wait for the extra worker, so that it is there when its GPU comes."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while team.waiting < 1:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the extra worker did not come within {PATIENCE_SECONDS:.0f} s")
-        time.sleep(0.02)
+    return lambda journal: TimedTeam(clock, costs, place, device, journal.warn, journal.workers_changed)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import TrainerPhase
-from espalier_core.validation.reading import with_spec
-from espalier_lab.growth.collect.training import Fork, data_of
-from espalier_trainer.builtin_loop.trainer import Trainer
+from espalier_lab.virtual_run import VirtualRun, data_of, undisturbed
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.distillation import ShrinkRule, Teaching
 from espalier_trainer.distillation.shrinking import ShrinkOptions
 from espalier_trainer.growth.advisor import Scripted
-from espalier_trainer.models.zoo import build_model
-from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.scheduler import ReplicaChange
@@ -106,14 +101,12 @@ def _train(
     stop_before_decision: int | None = None,
 ) -> tuple[Checkpoint, TrainingResult]:
     """Train from a checkpoint; to the reclaim, or if the GPUs are `gone` to the end. Returns the last checkpoint."""
-    job = with_spec(
+    job = undisturbed(
         case.job,
-        training={"evaluateEveryEpochs": 1_000_000, "weightAveraging": 0.0},
+        training={"weightAveraging": 0.0},
         adaptation={"mode": "Auto", "maxAdaptations": GROWTHS, "onReclaim": on_reclaim},
-        checkpoint={"intervalSeconds": 86400},
     )
     data = data_of(job.spec.training.dataset)
-    seed_everything(seed)
     budget, base = job.spec.time_budget_seconds, job.spec.min_replicas
     arrivals = [ReplicaChange(ARRIVAL * budget, base + 1)]
     if gone:
@@ -129,27 +122,20 @@ def _train(
         batch=job.spec.training.batch_size,
         validation=len(data.validation),
     )
-    fork = Fork(Path(), start=None if start is None else _copied(start))
-    stop: Callable[[], bool] = (lambda: False) if gone else (lambda: scheduler.used_seconds() >= case.reclaim)
-    trainer = Trainer(
-        job,
-        build_model(job.spec.training.model, data.classes, data.example_input()),
-        data,
-        Services(
-            scheduler,
-            advisor=Scripted((Action.deepen("block0"),) * GROWTHS),
-            checkpoints=fork,
-            stop=stop,
-        ),
+    run = VirtualRun(
+        job=job,
         seed=seed,
+        services=Services(scheduler, advisor=Scripted((Action.deepen("block0"),) * GROWTHS)),
+        start=None if start is None else start.copied(),
+        stop_at=math.inf if gone else case.reclaim,
         study=Study(stop_before_decision=stop_before_decision),
         shrink_options=shrink_options,
-    )
-    scheduler.trainer = trainer
-    result = trainer.run()
-    if fork.last is None:
-        raise RuntimeError(f"seed {seed}: no checkpoint at {scheduler.used_seconds():g} s: {result.message}")
-    return _copied(fork.last), result
+    ).begin()
+    scheduler.trainer = run.trainer
+    finished = run.train()
+    if finished.checkpoint is None:
+        raise RuntimeError(f"seed {seed}: no checkpoint at {scheduler.used_seconds():g} s: {finished.result.message}")
+    return finished.checkpoint.copied(), finished.result
 
 
 def _returned(old: Checkpoint, now: Checkpoint) -> Checkpoint:
@@ -157,8 +143,3 @@ def _returned(old: Checkpoint, now: Checkpoint) -> Checkpoint:
     names = ("epoch", "step", "cursor", "epoch_loss_sum", "used_seconds", "schedule", "consultations")
     state = old.state.model_copy(update={name: getattr(now.state, name) for name in names})
     return Checkpoint(state, old.model, old.training)
-
-
-def _copied(checkpoint: Checkpoint) -> Checkpoint:
-    """Return one whose tensors are nobody else's."""
-    return checkpoint.copied()

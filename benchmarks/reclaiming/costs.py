@@ -11,12 +11,12 @@ import torch
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_lab.growth.collect.cost import StepCost
+from espalier_lab.virtual_run import ChargedScheduler
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.data.source import Data
 from espalier_trainer.distillation.shrinking import Shrinker
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.optimizers.building import build_optimizer
-from espalier_trainer.signals.scheduler import VirtualScheduler
 
 _ROUNDS, _STEPS = 7, 40
 
@@ -39,7 +39,7 @@ class Prices:
 
 
 @dataclass
-class Charged(VirtualScheduler):
+class Charged(ChargedScheduler):
     """Virtual time in which teaching and comparing are paid for."""
 
     prices: Prices | None = None
@@ -56,14 +56,14 @@ class Charged(VirtualScheduler):
         if isinstance(shrinker, Shrinker) and self.prices is not None:
             if self._tried is not None and shrinker.kept is None:
                 batches = self.validation / self.batch
-                self._used += batches * self.prices.forward * sum(map(self.prices.step, self._tried))
+                self.charge(batches * self.prices.forward * sum(map(self.prices.step, self._tried)))
                 self._tried = None
             if shrinker.kept is not None:
                 self._tried = (shrinker.kept.architecture, architecture)
             asked = 0 if shrinker.teacher is None else shrinker.teacher.asked
             if asked > self._asked_before and shrinker.kept is not None:
                 share = (asked - self._asked_before) / self.batch * self.prices.forward
-                self._used += share * self.prices.step(shrinker.kept.architecture)
+                self.charge(share * self.prices.step(shrinker.kept.architecture))
             self._asked_before = asked
         super().step_finished(architecture)
 

@@ -24,7 +24,8 @@ from espalier_lab.growth.collect.assemble import assemble
 from espalier_lab.growth.collect.collecting import collect, set_up
 from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose, runs_for
 from espalier_lab.growth.collect.state import StateError, WorkFolder
-from espalier_lab.growth.collect.training import CollectError, Collection, Time, deepened_from_scratch, train
+from espalier_lab.growth.collect.training import CollectError, Collection, Time, train
+from espalier_lab.virtual_run import deepened_from_scratch
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.data import load_data

@@ -13,9 +13,9 @@ from espalier_core.types.job import Trials
 from espalier_core.types.outcomes import MARKS, ArmRecord, MomentRecord
 from espalier_lab.growth.corpus.families import FREE
 from espalier_lab.growth.judge.case import CaseFile
+from espalier_lab.growth.judge.case_run import CaseRun
 from espalier_lab.growth.judge.deciding import Setting, decided
 from espalier_lab.growth.judge.trialling import Proposal, confirmation, raced, tried
-from espalier_lab.growth.judge.virtual_run import VirtualRun
 from espalier_trainer.trials.rules import best
 
 NOTHING = Action.nothing()
@@ -70,7 +70,7 @@ def test_an_arm_stands_at_the_end_of_a_race_where_it_would_stand_without_one() -
     case = next(one for one in CaseFile(str(Path(__file__).parent / "models.py"))() if one.name == "mlp/on a table")
     record = decided(case, 0, Setting(moments=(0.5,)))
     grown = record.moments[0].arms[1]
-    run = VirtualRun.begin(case, 0)
+    run = CaseRun.begin(case, 0)
     run.advance(0.5 * run.budget)
     alone = run.grown(grown.action)
     alone.advance(run.used + SHARES[Trials.RACE] * (run.budget - run.used))
@@ -84,6 +84,6 @@ def test_free_families_are_the_same_whenever_they_are_drawn_and_can_be_trained()
     for case, other in list(zip(cases, again, strict=True))[::16]:
         ours, theirs = case.built(3).state_dict(), other.built(3).state_dict()
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-        run = VirtualRun.begin(case, 3)
+        run = CaseRun.begin(case, 3)
         run.advance(2)
         assert run.steps == 2

@@ -42,7 +42,7 @@ def test_time_moves_by_what_is_measured() -> None:
     clock = ElasticClock(1.0, COSTS.one.of, joint_seconds=COSTS.two.of)
     clock.step_finished(None)
     assert clock.used_seconds() == pytest.approx(0.01)
-    clock.pause(0.5)
+    clock.charge(0.5)
     assert clock.used_seconds() == pytest.approx(0.51)
 
 

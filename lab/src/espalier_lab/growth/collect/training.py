@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
-from pathlib import Path
 
 import torch
 from pydantic import Field
@@ -17,20 +13,22 @@ from espalier_core.base import Record
 from espalier_core.causes import in_one_line
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.advice import Action
-from espalier_core.types.job import AdaptiveTrainingJob, DatasetSpec, Insertion
+from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_core.validation.reading import with_spec
 from espalier_lab.growth.collect.cost import StepCost
 from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose
-from espalier_trainer.builtin_loop.trainer import Trainer
+from espalier_lab.virtual_run import (
+    NO_CHECKPOINTS_SECONDS,
+    VirtualRun,
+    WallScheduler,
+    as_built,
+    data_of,
+    deepened_from_scratch,
+    undisturbed,
+)
 from espalier_trainer.checkpoints.document import Checkpoint
-from espalier_trainer.checkpoints.store import CheckpointStore
-from espalier_trainer.data import load_data
-from espalier_trainer.data.source import Data
 from espalier_trainer.growth.advisor import Scripted
-from espalier_trainer.models.zoo import build_model
-from espalier_trainer.net2net import deepen
-from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
@@ -96,66 +94,12 @@ class RunRecord(Record):
     """On the test split, where it trained to the end of the budget."""
 
 
-@dataclass
-class Fork(CheckpointStore):
-    """Gives a run the checkpoint that it begins with, and holds its last one in memory."""
-
-    start: Checkpoint | None = None
-    last: Checkpoint | None = None
-
-    def load_latest(self) -> Checkpoint | None:
-        """Return the parent's checkpoint."""
-        return self.start
-
-    def save(self, checkpoint: Checkpoint) -> Path:
-        """Hold it: its tensors are the run's own, so only the one of the end is good for anything."""
-        self.last = checkpoint
-        return self.folder
-
-
-@dataclass
-class WallScheduler(VirtualScheduler):
-    """Real time, with arrivals that are known beforehand."""
-
-    time_scale: float = 1.0
-    """Budget seconds in a wall second: less than 1 where steps are to count as if they were faster."""
-    clock: Callable[[], float] = time.monotonic
-    """Returns seconds; `time.process_time` where the load of the machine shall not count."""
-    _started: float = field(init=False, default=0.0)
-    _used_before: float = field(init=False, default=0.0)
-
-    def start(self, used_seconds: float) -> None:
-        """Begin to count from `used_seconds`."""
-        self._used_before = used_seconds
-        self._started = self.clock()
-
-    def used_seconds(self) -> float:
-        """Return the seconds used."""
-        self._used = self._used_before + (self.clock() - self._started) * self.time_scale
-        return self._used
-
-    def time_left(self) -> float:
-        """Return the seconds left."""
-        return max(0.0, self.budget_seconds - self.used_seconds())
-
-    def wall_time_left(self) -> float:
-        """Return the wall seconds left."""
-        return self.time_left() / self.time_scale
-
-    def step_finished(self, architecture: Architecture | None) -> None:
-        """Nothing: the clock moves by itself."""
-
-
 def prepared(job: AdaptiveTrainingJob, decisions: int, time: Time) -> AdaptiveTrainingJob:
     """Return the job as its runs train it: `decisions` of them, and nothing on the way that only costs time."""
-    # In virtual time evaluations are free, so the result is the same without them, but for schedules that read them.
-    free = time is Time.VIRTUAL and job.spec.training.schedule.name != "torch:ReduceLROnPlateau"
-    return with_spec(
-        job,
-        training={"evaluateEveryEpochs": 1_000_000 if free else None},
-        checkpoint={"intervalSeconds": 86400},
-        adaptation={"mode": "Auto", "maxAdaptations": decisions},
-    )
+    job = with_spec(job, adaptation={"mode": "Auto", "maxAdaptations": decisions})
+    if time is Time.VIRTUAL and job.spec.training.schedule.name != "torch:ReduceLROnPlateau":
+        return undisturbed(job)
+    return with_spec(job, checkpoint={"intervalSeconds": NO_CHECKPOINTS_SECONDS})
 
 
 def train(collection: Collection, run: CollectionRun, start: Checkpoint | None) -> tuple[RunRecord, Checkpoint | None]:
@@ -163,25 +107,24 @@ def train(collection: Collection, run: CollectionRun, start: Checkpoint | None) 
 
     Raises `CollectError` where a decision is not reached or not carried out, or training fails.
     """
-    seed_everything(run.seed)
     job, ends = collection.job, run.ends(collection.decisions)
-    data = data_of(job.spec.training.dataset)
-    model = build_model(job.spec.training.model, data.classes, data.example_input())
-    if run.kind is RunPurpose.SCRATCH:
-        points = [collection.points[index] for index in run.actions]
-        model = deepened_from_scratch(model, points, data.example_input(), job.spec.adaptation.insertion)
     advisor = Scripted(_script(collection, run))
-    fork = Fork(Path(), start=start)
-    trainer = Trainer(
-        job,
-        model,
-        data,
-        Services(_scheduler(collection, run), advisor=advisor, checkpoints=fork),
-        device=collection.device,
+
+    def prepare(model: nn.Module) -> nn.Module:
+        points = [collection.points[index] for index in run.actions]
+        example = data_of(job.spec.training.dataset).example_input()
+        return deepened_from_scratch(model, points, example, job.spec.adaptation.insertion)
+
+    finished = VirtualRun(
+        job=job,
         seed=run.seed,
+        services=Services(_scheduler(collection, run), advisor=advisor),
+        prepare=prepare if run.kind is RunPurpose.SCRATCH else as_built,
+        start=start,
         study=Study(run.kind is RunPurpose.RESTART, None if ends else len(run.actions)),
-    )
-    result = trainer.run()
+        device=collection.device,
+    ).train()
+    result = finished.result
     wanted = TrainerPhase.COMPLETED if ends else TrainerPhase.STOPPED
     # A net from scratch decides nothing, and its epochs are longer: it need not come by all the moments.
     asked = {RunPurpose.TRUNK: 0, RunPurpose.EDGE: 1, RunPurpose.SCRATCH: len(advisor.asked)}.get(
@@ -203,21 +146,7 @@ def train(collection: Collection, run: CollectionRun, start: Checkpoint | None) 
         steps=result.steps,
         accuracy=result.test_accuracy,
     )
-    return record, None if ends else fork.last
-
-
-def deepened_from_scratch(
-    model: nn.Module, points: Sequence[str], example: torch.Tensor, insertion: Insertion
-) -> nn.Module:
-    """Return the model with a layer more at each of `points`, these with random weights of their own."""
-    known = set(dict(model.named_modules()))
-    for point in points:
-        model = deepen(model, point, example, insertion)
-    for name, module in model.named_modules():
-        reset = getattr(module, "reset_parameters", None)
-        if name not in known and callable(reset):
-            reset()
-    return model
+    return record, None if ends else finished.checkpoint
 
 
 def _script(collection: Collection, run: CollectionRun) -> tuple[Action, ...]:
@@ -237,16 +166,6 @@ def _scheduler(collection: Collection, run: CollectionRun) -> VirtualScheduler:
         return WallScheduler(budget, lambda _: 0.0, arrivals, base, time_scale=1 / faster)
     cost = collection.cost
     return VirtualScheduler(budget, lambda architecture: cost(architecture) / faster, arrivals, base)
-
-
-@lru_cache(maxsize=1)
-def _read(dataset: str) -> Data:
-    return load_data(DatasetSpec.model_validate_json(dataset))
-
-
-def data_of(dataset: DatasetSpec) -> Data:
-    """Return the data, read once a process."""
-    return _read(dataset.model_dump_json(by_alias=True, exclude_none=True))
 
 
 def usable_device(name: str) -> torch.device:

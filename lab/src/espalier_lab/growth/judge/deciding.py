@@ -17,8 +17,8 @@ from espalier_core.types.advice import Action, offered
 from espalier_core.types.job import Insertion, Trials
 from espalier_core.types.outcomes import MARKS, ArmRecord, CaseRecord, InsertedRecord, MomentRecord
 from espalier_lab.growth.judge.case import JudgeCase
+from espalier_lab.growth.judge.case_run import CaseRun, TrialSlice
 from espalier_lab.growth.judge.records import rounded
-from espalier_lab.growth.judge.virtual_run import TrialSlice, VirtualRun
 from espalier_trainer.growth.consultation import known_places
 
 OPERATIONS: Final = (DEEPEN.name, ADD_BLOCK.name)
@@ -82,7 +82,7 @@ def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
     There are no moments where the model should have grown before, and cannot; nor where whole blocks are inserted in
     several ways, and there are none.
     """
-    run = VirtualRun.begin(case, seed, setting.operations)
+    run = CaseRun.begin(case, seed, setting.operations)
     shares: tuple[float, ...] = setting.moments
     grown: tuple[Action, ...] = ()
     if setting.grown:
@@ -116,7 +116,7 @@ def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
     )
 
 
-def _grown_before(run: VirtualRun, most: int) -> tuple[VirtualRun, tuple[Action, ...]]:
+def _grown_before(run: CaseRun, most: int) -> tuple[CaseRun, tuple[Action, ...]]:
     """Return the run after a growth, the same one for all seeds, and which; unchanged where none is possible."""
     architecture = run.network.architecture
     growths = list(chosen(offered(architecture) if architecture is not None else (), most))
@@ -130,7 +130,7 @@ def _grown_before(run: VirtualRun, most: int) -> tuple[VirtualRun, tuple[Action,
 
 
 def _moment(
-    run: VirtualRun, share: float, growths: Sequence[Action], setting: Setting
+    run: CaseRun, share: float, growths: Sequence[Action], setting: Setting
 ) -> tuple[MomentRecord, dict[str, str]]:
     run.advance(share * run.budget)
     validation = run.case.validation
@@ -158,7 +158,7 @@ def _moment(
     return moment, refused
 
 
-def _trained(arm: VirtualRun, action: Action) -> ArmRecord:
+def _trained(arm: CaseRun, action: Action) -> ArmRecord:
     """Train an arm to its end."""
     validation = arm.case.validation
     confirmed = _after_slice(arm, Trials.CONFIRM)
@@ -177,7 +177,7 @@ def _trained(arm: VirtualRun, action: Action) -> ArmRecord:
     )
 
 
-def _after_slice(arm: VirtualRun, manner: Trials) -> float | None:
+def _after_slice(arm: CaseRun, manner: Trials) -> float | None:
     """Return the validation loss that a trial of an arm ends with."""
     copy = arm.copied()
     part = TrialSlice(copy.used, copy.used + SHARES[manner] * (copy.budget - copy.used))

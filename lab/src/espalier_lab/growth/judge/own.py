@@ -21,7 +21,7 @@ from espalier_core.base import Strict
 from espalier_core.files.documents import first_fault
 from espalier_core.types.job import DatasetSpec, ModelSpec, OptimizerSpec
 from espalier_lab.growth.judge.case import CaseError, JudgeCase, JudgeSplit
-from espalier_lab.growth.judge.virtual_run import loss_of
+from espalier_lab.growth.judge.case_run import loss_of
 from espalier_trainer.data import Data, load_data
 from espalier_trainer.data.source import Source
 from espalier_trainer.errors import TrainerError

@@ -19,9 +19,9 @@ from espalier_core.types.job import Trials
 from espalier_core.types.outcomes import MARKS, ArmRecord, CaseRecord, MomentRecord
 from espalier_core.types.report import Arm, Slice
 from espalier_lab.growth.judge.case import JudgeCase
+from espalier_lab.growth.judge.case_run import CaseRun
 from espalier_lab.growth.judge.deciding import Setting
 from espalier_lab.growth.judge.records import TrialRecord, TrialsRecord, rounded
-from espalier_lab.growth.judge.virtual_run import VirtualRun
 from espalier_trainer.trials.rules import arms, behind, best, ranked, slices
 
 RACE_GPUS: Final = 4
@@ -55,7 +55,7 @@ def proposal(policy: Policy, record: CaseRecord, moment: MomentRecord) -> Propos
 
 def tried(case: JudgeCase, record: CaseRecord, setting: Setting, policy: Policy) -> TrialsRecord:
     """Return what the policy's trials lead to. Their losses are in `record`; what grows late is trained."""
-    run: VirtualRun | None = None
+    run: CaseRun | None = None
     moments = []
     for moment in record.moments:
         proposed = proposal(policy, record, moment)
@@ -63,7 +63,7 @@ def tried(case: JudgeCase, record: CaseRecord, setting: Setting, policy: Policy)
         confirmed = best(confirmation(proposed, moment), Trials.CONFIRM, proposed.gains)
         confirm = outcome[_NOTHING]
         if confirmed is not None and confirmed.action != _NOTHING:
-            run = run or VirtualRun.begin(case, record.seed, setting.operations)
+            run = run or CaseRun.begin(case, record.seed, setting.operations)
             run.advance(moment.share * run.budget)
             confirm = _late(run, proposed.growths[0])
         moments.append(
@@ -114,7 +114,7 @@ def _run(arm: ArmRecord, shares: tuple[float, ...]) -> Arm:
     return Arm(action=str(arm.action), loss=losses[shares[-1]], slices=ends)
 
 
-def _late(run: VirtualRun, action: Action) -> float:
+def _late(run: CaseRun, action: Action) -> float:
     """Return the accuracy in the end of a growth after both arms of `Confirm` have been tried in turn."""
     late = run.restarted()
     late.advance(run.used + 2 * SHARES[Trials.CONFIRM] * (run.budget - run.used))

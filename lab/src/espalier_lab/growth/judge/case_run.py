@@ -2,6 +2,9 @@
 
 A step costs what `espalier_core.growth.architecture` models, in units in which a step of the starting model costs 1.
 Nothing depends on the machine: equal seeds give equal runs.
+
+It has its own loop, where other studies have `espalier_lab.virtual_run`: the trainer grows at the ends of epochs, and a
+case is copied, tried and grown at any step, which the records of cases and what policies learnt from them rest on.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ class TrialSlice:
 
 
 @dataclass
-class VirtualRun:
+class CaseRun:
     """A training that stands somewhere in its budget. `advance` changes it; copy it to use it twice."""
 
     case: JudgeCase
@@ -111,17 +114,17 @@ class VirtualRun:
         """The whole budget, in steps of the starting model."""
         return float(self.case.steps)
 
-    def copied(self) -> VirtualRun:
+    def copied(self) -> CaseRun:
         """Return a run that continues from here independently."""
         module, optimizer = copy.deepcopy((self.network.module, self.network.optimizer))
         network = replace(self.network, module=module, optimizer=optimizer)
         return replace(self, network=network)
 
-    def restarted(self) -> VirtualRun:
+    def restarted(self) -> CaseRun:
         """Return a copy whose learning rate begins again."""
         return replace(self.copied(), origin=self.used)
 
-    def grown(self, action: Action, insertion: Insertion = Insertion.EXACT) -> VirtualRun:
+    def grown(self, action: Action, insertion: Insertion = Insertion.EXACT) -> CaseRun:
         """Return a copy that has grown, its learning rate beginning again; raises `GrowthError`."""
         if not action.grows:
             return self.restarted()

@@ -1,10 +1,15 @@
-"""The extra worker of a run: a separate process that takes part in one run after the other."""
+"""The extra worker of a study's runs: a separate process that takes part in one run after the other."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, Self
 
 import torch
@@ -13,15 +18,17 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_trainer.builtin_loop.worker import BuiltinWorker
 from espalier_trainer.data import load_data
 from espalier_trainer.elastic.membership import WorkerIdentity
+from espalier_trainer.elastic.team import Team
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.training.network import new_network
 
 _SPAWN: Final = get_context("spawn")
 END_SECONDS: Final = 30.0
+PATIENCE_SECONDS: Final = 120.0
 
 
-class Extra:
+class ExtraWorker:
     """One process, which ends with the `with` block."""
 
     def __init__(self) -> None:
@@ -45,18 +52,36 @@ class Extra:
             self._process.kill()
             self._process.join()
 
-    def follow(self, job: AdaptiveTrainingJob, seed: int, place: str) -> None:
-        """Let it come to the leader whose rendezvous is at `place`; `over` says when it shall be ready for another."""
-        self._over.clear()
-        self._runs.send((job.model_dump_json(by_alias=True, exclude_none=True), seed, place))
+    @contextmanager
+    def following(self, job: AdaptiveTrainingJob, seed: int) -> Iterator[Rendezvous]:
+        """Let it take part in a run within the context; yields where the leader meets it.
 
-    def over(self) -> None:
-        """Let it leave the run that it follows; returns when it has. Raises `RuntimeError` where it failed."""
+        Raises `RuntimeError` where it failed, or does not leave at the end.
+        """
+        with TemporaryDirectory(prefix="espalier-study-") as folder:
+            place = str(Path(folder) / "rendezvous")
+            self._over.clear()
+            self._runs.send((job.model_dump_json(by_alias=True, exclude_none=True), seed, place))
+            try:
+                yield Rendezvous(place)
+            finally:
+                self._leave()
+
+    def _leave(self) -> None:
         self._over.set()
         if not self._runs.poll(END_SECONDS):
             raise RuntimeError(f"the extra worker did not leave within {END_SECONDS:.0f} s")
         if failure := self._runs.recv():
             raise RuntimeError(f"the extra worker failed: {failure}")
+
+
+def await_worker(team: Team) -> None:
+    """Wait for the extra worker, so that it is there when its GPU comes: its start is no part of a comparison."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while team.waiting < 1:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the extra worker did not come within {PATIENCE_SECONDS:.0f} s")
+        time.sleep(0.02)
 
 
 def _follow(runs: Connection, over: Event) -> None:

@@ -13,7 +13,7 @@ from espalier_lab.commands.simulate_command import simulate
 from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.gavel import Throughputs, read_gavel
 from espalier_lab.simulator.profiles import Profiles
-from espalier_lab.simulator.traces import read_csv, read_pollux
+from espalier_lab.simulator.traces import TraceReading, read_csv, read_pollux
 
 PLAIN = "timestamp,duration,num_gpus\n0,600,2\n90,60.5,1\n"
 
@@ -42,7 +42,7 @@ def simulated(path: Path, *options: object) -> Result:
 def test_all_ways_to_write_a_table_give_the_same_jobs(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "theirs.csv"
     path.write_bytes(content)
-    found = sorted((job.submitted_at, job.requested) for job in read_csv(path))
+    found = sorted((job.submitted_at, job.requested) for job in read_csv(path, TraceReading()))
     assert found == [(0.0, 2), (90.0, 1)]
 
 
@@ -55,8 +55,11 @@ def test_all_ways_to_write_a_table_give_the_same_jobs(content: bytes, tmp_path: 
             b"timestamp,duration,num_gpus\n0,9,0\n5,0,1\n",
             "t.csv: none of its 2 jobs has GPUs and takes 0.001 s or more",
         ),
-        (b"timestamp,num_gpus\n0,1\n", "t.csv:1: duration: no such column; the header must name timestamp, duration"),
-        (b"0,600,2\n", "t.csv:1: timestamp (or submit_time"),
+        (b"timestamp,num_gpus\n0,1\n", "t.csv:1: duration: no such column; say which it is with --columns"),
+        (
+            b"0,600,2\n",
+            "with --columns timestamp=COLUMN. There are 0, 600 and 2",
+        ),
         (b"timestamp,duration,num_gpus\nnan,9,1\n", "t.csv:2: timestamp: is 'nan'; it must be seconds"),
         (b"timestamp,duration,num_gpus\n-inf,9,1\n", "t.csv:2: timestamp: is '-inf'; it must be seconds"),
         (

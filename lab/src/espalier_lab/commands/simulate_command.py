@@ -17,10 +17,22 @@ from espalier_cli.options import drawing, picture_option
 from espalier_core.types.job import BasePreemption
 from espalier_lab.commands.simulation_report import SimulationRun, document, print_report, title_of
 from espalier_lab.commands.simulation_shadow import documents_of, policies_with, print_shadows, shadows_of
-from espalier_lab.commands.simulation_sources import AUDIT, FORMATS, GAVEL, HAPPENED, PLAN, ROUNDS, TraceSource
+from espalier_lab.commands.simulation_sources import (
+    AUDIT,
+    BAD,
+    FORMATS,
+    GAVEL,
+    HAPPENED,
+    LARGER,
+    PLAN,
+    ROUNDS,
+    TraceSource,
+)
+from espalier_lab.simulator.columns import Selection
 from espalier_lab.simulator.generate import PREFIX
 from espalier_lab.simulator.latencies import LATENCIES
 from espalier_lab.simulator.outcome import outcome_of
+from espalier_lab.simulator.traces import FIELDS
 from espalier_operator.model import DEFAULT_POLICY
 from espalier_operator.policies.settings import configured_here, takes_seed
 
@@ -34,6 +46,26 @@ from espalier_operator.policies.settings import configured_here, takes_seed
     default="csv",
     show_default=True,
     help="Format of each TRACE.",
+)
+@click.option(
+    "--columns",
+    default="",
+    metavar="FIELD=COLUMN,...",
+    help="For csv: the columns of timestamp, duration (or start and end), num_gpus, job, where their names are others. "
+    "COLUMN may be a product, as nodes*gpus_per_node or submitted_ms/1000, or #3: the third of a file without header.",
+)
+@click.option(
+    "--keep",
+    metavar="COLUMN=VALUE,...",
+    multiple=True,
+    help="For csv and philly: only the jobs with one of these values, as state=COMPLETED,TIME*. Repeatable.",
+)
+@click.option(
+    "--skip",
+    type=click.Choice([BAD, LARGER]),
+    multiple=True,
+    help="Leave out and count, instead of ending: for csv and philly, lines that cannot be used (bad); jobs with more "
+    "GPUs than the cluster has (larger). Repeatable.",
 )
 @click.option(
     "--profiles",
@@ -91,6 +123,9 @@ from espalier_operator.policies.settings import configured_here, takes_seed
 def simulate(
     traces: tuple[str, ...],
     form: str,
+    columns: str,
+    keep: tuple[str, ...],
+    skip: tuple[str, ...],
     profiles: Path | None,
     cluster: str | None,
     policies: tuple[str, ...],
@@ -106,10 +141,10 @@ def simulate(
 
     A TRACE is a file, or generate:NAME[:KEY=VALUE,...] for jobs drawn at random: poisson, diurnal.
 
-    Formats: pollux (name,time,application,num_replicas,batch_size, with --profiles), csv
-    (timestamp,duration,num_gpus, as Philly and Helios were published), gavel (jobs on V100, P100 and K80 GPUs, with
-    --cluster V100S:P100S:K80S, servers of 4, 4 and 8 GPUs, and rounds of 360 s), audit (the folder of the operator's
-    audit log: what happened, compared with the same jobs under each policy). Times are seconds.
+    Formats: csv (timestamp,duration,num_gpus, also by the names of Helios, Acme and Slurm's sacct), philly (JSON,
+    cluster_job_log), pollux (name,time,application,num_replicas,batch_size, with --profiles), gavel (jobs on V100, P100
+    and K80 GPUs, with --cluster V100S:P100S:K80S, servers of 4, 4 and 8 GPUs, and rounds of 360 s), audit (the folder
+    of the operator's audit log: what happened, compared with the same jobs under each policy). Times are seconds.
     """
     try:
         source = TraceSource(
@@ -119,6 +154,8 @@ def simulate(
             driver=driver,
             latency=latency,
             base_preemption=base_preemption,
+            selection=Selection.of(columns, keep, FIELDS.names),
+            skip=skip,
         )
         traces = tuple(dict.fromkeys(traces))  # what is named twice is no further sample
         shadows = [] if shadow is None else shadows_of(traces, form, shadow)
@@ -132,8 +169,8 @@ def simulate(
                 f"--seeds {seeds}: nothing is drawn at random: no TRACE is generated ({PREFIX}poisson), and no policy "
                 "takes a seed; leave it out"
             )
-        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        parts = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        with Progress(*parts, console=Console(stderr=True), transient=True) as bar:
             runs = [_happened(source, trace) for trace in traces if form == AUDIT]
             runs += [
                 _simulated(source, trace, policy, seed, policy in random, bar)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from espalier_cli.errors import InputError
 from espalier_core.types.job import BasePreemption
 from espalier_lab.simulator.cluster import nodes_of
+from espalier_lab.simulator.columns import Selection
 from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.gavel import FORMAT, Throughputs, nodes_by_type, read_gavel
 from espalier_lab.simulator.generate import PREFIX, generate, generate_typed
@@ -24,8 +25,8 @@ from espalier_lab.simulator.planned import Planned
 from espalier_lab.simulator.planned_types import planned_types
 from espalier_lab.simulator.profiles import Profiles
 from espalier_lab.simulator.rounds import Rounds, SimulatedNode
-from espalier_lab.simulator.traces import READERS, read_csv
-from espalier_lab.simulator.typed import TypedRounds
+from espalier_lab.simulator.traces import TABLES, TraceReading, read_pollux
+from espalier_lab.simulator.typed import TypedRounds, fits_a_type
 from espalier_operator.policies import Policy
 
 ROUNDS: Final = "rounds"
@@ -33,9 +34,14 @@ PLAN: Final = "plan"
 CSV: Final = "csv"
 GAVEL: Final = FORMAT
 AUDIT: Final = HISTORY
-FORMATS: Final = (*READERS, GAVEL, AUDIT)
+POLLUX: Final = "pollux"
+FORMATS: Final = (POLLUX, *TABLES, GAVEL, AUDIT)
+BAD: Final = "bad"
+LARGER: Final = "larger"
 HAPPENED: Final = "happened"
 """In the place of a policy: what a history says."""
+
+J = TypeVar("J")
 
 
 @cache
@@ -66,6 +72,9 @@ class TraceSource:
     driver: str = ROUNDS
     latency: str | None = None
     base_preemption: str | None = None
+    selection: Selection = field(default_factory=Selection)
+    skip: Sequence[str] = ()
+    """What is left out, and counted: `BAD` lines, jobs `LARGER` than the cluster."""
     notes: list[str] = field(default_factory=list)
     """What readers of the results should know about the traces."""
     _known: dict[str, Profiles] = field(default_factory=dict)
@@ -80,6 +89,13 @@ class TraceSource:
                         f"{option} {value}: nothing takes time or asks for leave with --driver {self.driver}; "
                         f"add --driver {PLAN}, or leave it out"
                     )
+        for option, used, known in (
+            ("--columns", self.selection.columns, (CSV,)),
+            ("--keep", self.selection.keep, tuple(TABLES)),
+            (f"--skip {BAD}", BAD in self.skip, tuple(TABLES)),
+        ):
+            if used and self.form not in known:
+                raise InputError(f"{option}: does not go with --format {self.form}, only with {' and '.join(known)}")
         if self.form != GAVEL and self.profiles is not None and not self.profiles.is_dir():
             raise InputError(f"--profiles: {self.profiles} is not a folder")
         if self.cluster is not None:
@@ -94,7 +110,8 @@ class TraceSource:
         if self.form == AUDIT:
             return self._replayed(trace, policy)
         nodes = nodes_of(self.cluster or "")
-        jobs = self._jobs(trace, policy, seed, sum(node.gpus for node in nodes))
+        gpus = sum(node.gpus for node in nodes)
+        jobs = self._fitting(trace, self._jobs(trace, policy, seed, gpus), lambda job: job.requested <= gpus)
         return self._prepared(jobs, nodes, self.latencies, policy)
 
     def happened(self, trace: str) -> Simulation:
@@ -117,8 +134,10 @@ class TraceSource:
 
     def _replayed(self, trace: str, policy: Policy) -> Simulation:
         history = self._history(trace)
-        jobs, ended = history.jobs(), {job.name for job in history.happened}
         nodes = nodes_of(self.cluster) if self.cluster else history.nodes
+        gpus = sum(node.gpus for node in nodes)
+        jobs = self._fitting(trace, history.jobs(), lambda job: job.requested <= gpus)
+        ended = {job.name for job in history.happened}
         prepared = self._prepared(jobs, nodes, self.latencies, policy)
         return replace(prepared, jobs=[job for job in jobs if job.name in ended])
 
@@ -127,11 +146,23 @@ class TraceSource:
             if self.form != CSV:
                 raise InputError(f"{trace}: only --format {CSV} and {GAVEL} have generated jobs")
             return generate(trace, seed, gpus, carried_curves)
-        if self.form == CSV:
-            return read_csv(Path(trace), curves=carried_curves, tell=self._tell)
+        if self.form in TABLES:
+            reading = TraceReading(
+                selection=self.selection, skip=BAD in self.skip, curves=carried_curves, tell=self._tell
+            )
+            return TABLES[self.form](Path(trace), reading)
         if self.profiles is not None and not self._known:
             self._known["profiles"] = Profiles(self.profiles)
-        return READERS[self.form](Path(trace), self._known.get("profiles"), policy.elasticity)
+        return read_pollux(Path(trace), self._known.get("profiles"), policy.elasticity)
+
+    def _fitting(self, trace: str, jobs: Sequence[J], fits: Callable[[J], bool]) -> list[J]:
+        """Return the jobs without those that never fit, where they are skipped; else all. Raises `TraceError`."""
+        fitting = [job for job in jobs if LARGER not in self.skip or fits(job)]
+        if not fitting:
+            raise TraceError(f"{trace}: all of its {len(jobs)} jobs need more GPUs than the cluster has")
+        if larger := len(jobs) - len(fitting):
+            self._tell(f"{trace}: {larger} of {len(jobs)} jobs need more GPUs than the cluster has: they are left out")
+        return fitting
 
     def _tell(self, note: str) -> None:
         if note not in self.notes:  # a trace is read again for each run
@@ -148,6 +179,7 @@ class TraceSource:
             jobs = generate_typed(trace, seed, types, Throughputs(self.profiles))
         else:
             jobs = read_gavel(Path(trace), Throughputs(self.profiles or Path(trace).parent))
+        jobs = self._fitting(trace, jobs, lambda job: fits_a_type(job, types))
         if self.driver == PLAN:
             return self._prepared(*planned_types(jobs, nodes, self.latencies), policy)
         return Simulation(jobs=jobs, gpus=sum(types.values()), run=TypedRounds(jobs, nodes, policy).run)

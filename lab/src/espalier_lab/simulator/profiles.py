@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from espalier_lab.simulator.errors import TraceError
-from espalier_lab.simulator.tables import rows
+from espalier_lab.simulator.tables import Fields, rows
 
 MAX_NODES: Final = 16
 """Step times were measured on that many nodes at most; on more they are assumed to be the same."""
@@ -45,7 +45,7 @@ class Application:
                     row.number("grad_sqr"),
                     row.number("grad_var"),
                 )
-                for row in rows(path, ("progress", "iteration", "metric", "grad_sqr", "grad_var"))
+                for row in rows(path, Fields(required=("progress", "iteration", "metric", "grad_sqr", "grad_var")))
             ]
         if not self._epochs or not all(self._epochs.values()):
             raise TraceError(
@@ -53,7 +53,9 @@ class Application:
             )
         self._batches = sorted(self._epochs)
         self._placements: dict[tuple[int, ...], list[tuple[int, Times]]] = defaultdict(list)
-        for row in rows(folder / "placements.csv", ("placement", "local_bsz", "step_time", "sync_time")):
+        for row in rows(
+            folder / "placements.csv", Fields(required=("placement", "local_bsz", "step_time", "sync_time"))
+        ):
             placement = row.text("placement")
             if not placement.isdecimal():
                 raise row.fault("placement", f"is {placement!r}; it must be the workers of each node, a digit a node")
@@ -144,7 +146,7 @@ class Application:
         keys = sorted(means)
         values = [tuple(sum(column) / len(means[key]) for column in zip(*means[key], strict=True)) for key in keys]
         measured = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
-        for row in rows(self._folder / "scalability.csv", measured):
+        for row in rows(self._folder / "scalability.csv", Fields(required=measured)):
             keys.append((row.count("num_nodes"), row.count("num_replicas"), row.count("local_bsz")))
             values.append((row.number("step_time", above=0.0), row.number("sync_time")))
         return LinearNDInterpolator(keys, values)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Se
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from espalier_core.base import number_of
 from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.idling import Idling
 from espalier_lab.simulator.jobs import SimulatedJob
@@ -40,13 +41,16 @@ def base_workers(job: SimulatedJob, policy: Policy) -> int:
 
 def check_sizes(jobs: Iterable[SimulatedJob], policy: Policy, gpus: int) -> None:
     """Raise `TraceError` for a job that needs more GPUs than there are."""
-    for job in jobs:
-        if base_workers(job, policy) > gpus:
-            where = f"{job.origin}: " if job.origin else ""
-            raise TraceError(
-                f"{where}job {job.name}: needs {job.requested} GPUs; the cluster has {gpus}: name a larger --cluster, "
-                "or remove the job"
-            )
+    larger = [job for job in jobs if base_workers(job, policy) > gpus]
+    if larger:
+        job = larger[0]
+        where = f"{job.origin}: " if job.origin else ""
+        others, most = number_of(len(larger) - 1, "other"), max(each.requested for each in larger)
+        more = f", too few also for {others} of up to {most}" if larger[1:] else ""
+        raise TraceError(
+            f"{where}job {job.name}: needs {job.requested} GPUs; the cluster has {gpus}{more}: name a larger "
+            "--cluster, or leave out such jobs with --skip larger"
+        )
 
 
 def submit(job: SimulatedJob, now: float, nodes: Sequence[int], start_seconds: float = 0.0) -> None:

@@ -6,12 +6,15 @@ import csv
 import gzip
 import io
 import math
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from espalier_lab.simulator.columns import Header, Selection
 from espalier_lab.simulator.errors import TraceError
 
 MAX_SECONDS: Final = 1e9
@@ -23,7 +26,9 @@ UNIT: Final = "write all times in seconds: divide milliseconds by 1e3, microseco
 MIN_SECONDS: Final = 1e-3
 """Jobs that take less have ended at once: how much longer they took than alone would be no number."""
 _GZIP: Final = b"\x1f\x8b"
-_DELIMITERS: Final = ",;\t"
+_DELIMITERS: Final = ",;\t|"
+_COMMENT: Final = re.compile(r"\s*(#|;(\s|$)|$)")
+"""Of lines before the table: those of the Standard Workload Format begin with a semicolon and a blank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +36,13 @@ class TableRow:
     """A line of a table."""
 
     path: Path
-    line: int
+    line: int | str
+    """Its number; in JSON, the name of the job."""
     cells: Mapping[str, str]
     columns: Mapping[str, str] = field(default_factory=dict)
     """What the file calls a field, where it is not by its name."""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Values of the columns by which lines are chosen."""
 
     def text(self, field: str) -> str:
         """Return what the field says; `TraceError` if it is empty."""
@@ -94,42 +102,80 @@ def text_of(path: Path) -> str:
         raise TraceError(f"{path}: cannot be read: it is not UTF-8 text ({error.reason}); convert it") from error
 
 
-def rows(
-    path: Path,
-    fields: Sequence[str],
-    aliases: Mapping[str, Sequence[str]] | None = None,
-    optional: Sequence[str] = (),
-) -> Iterator[TableRow]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """What lines of a table say."""
+
+    required: Sequence[str]
+    optional: Sequence[str] = ()
+    """Fields that need no column."""
+    aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What else their columns may be called."""
+    instead: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Fields that together stand for a required one."""
+
+    @property
+    def names(self) -> list[str]:
+        """All of them."""
+        return [*self.required, *self.optional, *(each for others in self.instead.values() for each in others)]
+
+    def columns(self, header: Header, named: Mapping[str, str] | None) -> dict[str, str]:
+        """Return the column of each field: the one that is `named`, else one of its names. Raises `TraceError`."""
+        known = {wanted: (wanted, *self.aliases.get(wanted, ())) for wanted in self.names}
+        found = {
+            wanted: header.names[place]
+            for wanted, names in known.items()
+            if (place := next((at for at in map(header.place, names) if at is not None), None)) is not None
+        } | dict(named or {})
+        explicit, wanted = named or {}, list(self.required)
+        for name, others in self.instead.items():
+            if explicit.keys() & set(others) or (name not in found and found.keys() >= set(others)):
+                place = wanted.index(name)
+                wanted[place : place + 1] = others
+        for name in wanted:
+            if name not in found:
+                remedy = f"the header must name {', '.join(self.required)}"
+                raise header.missing(name, remedy if named is None else f"say which it is with --columns {name}=COLUMN")
+        return {name: found[name] for name in (*wanted, *self.optional) if name in found}
+
+
+def rows(path: Path, fields: Fields, selection: Selection | None = None) -> Iterator[TableRow]:
     """Yield the lines of a CSV file that has a header with `fields`, without blank ones. Raises `TraceError`.
 
-    Columns may have any order and case, and there may be more of them; commas, semicolons or tabs separate them.
-    `aliases` are what else a field may be called; `optional` fields need no column.
+    Columns may have any order and case, and there may be more of them; commas, semicolons, tabs, bars or blanks
+    separate them. Lines before the header that begin with `#` or `; ` are comments. A `selection` may name other
+    columns, and more that are read.
     """
-    text = text_of(path)
-    header = text.partition("\n")[0]
-    delimiter = max(_DELIMITERS, key=header.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    text, selected = text_of(path), selection or Selection()
+    if text.lstrip()[:1] in ("[", "{"):
+        raise TraceError(f"{path}: is JSON, not a table; if it is cluster_job_log of Philly, add --format philly")
+    lines = text.split("\n")
+    before = next((number for number, line in enumerate(lines) if not _COMMENT.match(line)), 0)
+    delimiter = _delimiter(lines[before])
+    body = io.StringIO("\n".join(lines[before:]), newline="")
+    reader = csv.reader(body, delimiter=delimiter, skipinitialspace=delimiter == " ")
     try:
-        names = [name.strip() for name in next(reader, [])]
-        if not any(names):
-            raise TraceError(f"{path}:1: has no header; it must name {', '.join(fields)}")
-        found = {name.casefold(): place for place, name in reversed(list(enumerate(names)))}
-        places: dict[str, int] = {}
-        for wanted in (*fields, *optional):
-            known = (wanted, *(aliases or {}).get(wanted, ()))
-            place = next((found[name] for name in known if name in found), None)
-            if place is None and wanted in optional:
-                continue
-            if place is None:
-                other = f" (or {', '.join(known[1:])})" if known[1:] else ""
-                raise TraceError(f"{path}:1: {wanted}{other}: no such column; the header must name {', '.join(fields)}")
-            if sum(name.casefold() == names[place].casefold() for name in names) > 1:
-                raise TraceError(f"{path}:1: {names[place]}: two columns are called so; remove or rename one")
-            places[wanted] = place
-        columns = {wanted: names[place] for wanted, place in places.items()}
-        for cells in reader:
+        first = next(reader, [])
+        if not any(map(str.strip, first)):
+            raise TraceError(f"{path}:{before + 1}: has no header; it must name {', '.join(fields.required)}")
+        names = [name.strip() for name in first]
+        if not selected.has_header:
+            names = [f"#{place}" for place in range(1, len(first) + 1)]
+        header = Header(path, before + 1, names)
+        columns = fields.columns(header, None if selection is None else selected.columns)
+        read = {name: header.reader(column) for name, column in columns.items()}
+        read_others = {name: header.reader(name) for name in selected.keep}
+        for cells in reader if selected.has_header else chain([first], reader):
             if any(map(str.strip, cells)):
-                values = {wanted: cells[place] for wanted, place in places.items() if place < len(cells)}
-                yield TableRow(path, reader.line_num, values, columns)
+                values = {name: reading(cells) for name, reading in read.items()}
+                others = {name: reading(cells).strip() for name, reading in read_others.items()}
+                yield TableRow(path, reader.line_num + before, values, columns, others)
     except csv.Error as error:
-        raise TraceError(f"{path}:{reader.line_num}: cannot be read: {error}") from error
+        raise TraceError(f"{path}:{reader.line_num + before}: cannot be read: {error}") from error
+
+
+def _delimiter(line: str) -> str:
+    """Return what separates the columns: a list inside a column of bars or tabs may have commas."""
+    if listed := next((each for each in "|\t" if line.count(each) > 1), ""):
+        return listed
+    return max(_DELIMITERS, key=line.count) if any(each in line for each in _DELIMITERS) else " "

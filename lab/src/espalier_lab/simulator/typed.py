@@ -48,16 +48,21 @@ def gpus_by_type(nodes: Iterable[TypedNode]) -> dict[str, int]:
     return dict(counted)
 
 
+def fits_a_type(job: TypedJob, gpu_types: Mapping[str, int]) -> bool:
+    """Return whether a job ever fits on the GPUs of a type on which it was measured."""
+    return any(job.gpus <= gpus and job.speed(gpu_type) > 0 for gpu_type, gpus in gpu_types.items())
+
+
 def check_types(jobs: Iterable[TypedJob], gpu_types: Mapping[str, int]) -> None:
     """Tell `jobs` the types of the cluster. Raises `TraceError` for a job that never fits on one of them."""
     for job in jobs:
         job.gpu_types = gpu_types
-        if not any(job.gpus <= gpus and job.speed(gpu_type) > 0 for gpu_type, gpus in gpu_types.items()):
+        if not fits_a_type(job, gpu_types):
             where = f"{job.origin}: " if job.origin else ""
             has = ", ".join(f"{gpus} {gpu_type}" for gpu_type, gpus in gpu_types.items())
             raise TraceError(
                 f"{where}job {job.name}: needs {job.gpus} GPUs of one type on which it was measured; the cluster "
-                f"has {has}: name a larger --cluster, or remove the job"
+                f"has {has}: name a larger --cluster, or leave out such jobs with --skip larger"
             )
 
 

@@ -13,7 +13,8 @@ from espalier_core.types.allocation import Direction
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_operator.clock import doubled
-from espalier_operator.model import Blame, Ended, JobTerms, Reclaim, Stopping
+from espalier_operator.model import Ended, JobTerms
+from espalier_operator.model.jobs import JobRecord
 
 LAST_PHASES: Final = (TrainerPhase.COMPLETED, TrainerPhase.STOPPED, TrainerPhase.FAILED)
 """What a leader reports last."""
@@ -175,72 +176,36 @@ class LeaderWatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobState:
-    """The state of one job. All but `ended` and what follows it survives a restart of the scheduler."""
+class JobState(JobRecord):
+    """The state of one job.
+
+    Its status keeps all but `ended`, `refused_since`, `unpinned`, `watch`, `incomplete` and `stopped_itself`: what a
+    scheduler that starts must observe anew.
+    """
 
     submitted_at: float | None = None
     grant: Grant = field(default_factory=Grant)
-    admitted_at: float | None = None
-    """When its base GPUs were granted; None while it waits."""
-    gpu_type: str | None = None
-    extra: int = 0
-    """Extra workers lent, those being reclaimed included until they are released."""
     extra_generation: int = 0
     """A number that rises with each loan; the names of its workers contain it."""
-    reclaim: Reclaim | None = None
-    granted_at: float | None = None
-    """When extra GPUs were last lent to it."""
-    changed_at: float | None = None
-    """When its extra GPUs last changed, up or down."""
     promised_until: float | None = None
     """Until then it counts as holding all its extra workers, even where fewer are seen."""
-    stopping: Stopping | None = None
-    used_seconds: float = 0.0
-    gpu_seconds_used: float = 0.0
-    counted_until: float | None = None
-    """The moment up to which its budgets are counted."""
-    budget_end_seconds: float | None = None
-    """The used seconds at which its time budget ends: its budget, or what it had used when that was lowered to less, or
-    when it was found to be used up."""
-    trained: bool = False
-    """It has trained since it was admitted."""
-    failures: int = 0
-    last_failure: str = ""
     restarts: int = 0
-    preemptions: int = 0
     attempts: tuple[int, ...] = ()
     """By base worker: how often it was replaced."""
     incarnations: tuple[str, ...] = ()
     """By base worker: the incarnation that was last seen at this attempt, empty for none yet."""
-    completed_workers: tuple[int, ...] = ()
-    """Base workers, by index, that ended with exit code 0 before the leader: they need no GPUs, and are not started
-    again."""
-    down_since: float | None = field(default=None, compare=False)
-    """Since when no leader runs of a job that has trained and is not about to end; None while one does."""
     not_before: float | None = None
     """A worker that failed is not started again earlier."""
     unpinned: bool = field(default=False, compare=False)
     """kube-scheduler has refused the node that was chosen for a base worker. Until the job has trained it chooses."""
     unplaced: int = 0
     """How often in a row what was granted could not be used: workers were refused, or no node was found for them."""
-    hold_until: float | None = None
-    """After that, nothing more is granted earlier."""
     extra_losses: int = 0
     """How often in a row lent workers ended by themselves or were ended from outside."""
-    lend_after: float | None = None
-    """After that, nothing is lent to it earlier."""
-    blames: tuple[Blame, ...] = field(default=(), compare=False)
-    """Nodes that refused, failed or ended its workers."""
     outcome: Ended | None = None
     """How the job ended, if it has."""
-    ended: Ended | None = None
-    """How the leader ended, until the planner has acted on it."""
     watch: LeaderWatch = field(default=LeaderWatch(), compare=False)
     """The current leader, as it was seen."""
-    refused_since: float | None = field(default=None, compare=False)
-    """Since when a base worker is refused, or kube-scheduler finds no node for it; None while that is not so."""
-    gated: int = 0
-    """Base workers with scheduling gates."""
     incomplete: bool = field(default=False, compare=False)
     """It has not trained since it was admitted, and one of its base workers does not run: its budgets stand still."""
     stopped_itself: bool = False

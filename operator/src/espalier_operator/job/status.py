@@ -1,11 +1,20 @@
-"""Converts a job's state to the fields of its status, and back. Times there are RFC 3339 with microseconds."""
+"""Converts a job's state to the fields of its status, and back. Times there are RFC 3339 with microseconds.
+
+A part of the status has the fields of a part of the state (`_PARTS`), under the same names but for `_NAMES`; each is
+written and read by its name. Only what the status has in other places stands in `memory_of` and `state_of` themselves.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import cache
+from typing import Any, Final, TypeVar, get_args
 
+from pydantic import AwareDatetime
+
+from espalier_core.base import Record
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.status import (
     AvoidedNode,
@@ -21,33 +30,19 @@ from espalier_operator.model import Blame, Ended, JobTerms, Reclaim, Stopping
 
 Wall = Callable[[float], datetime]
 """Turns seconds of the backend's clock into a time of day."""
+R = TypeVar("R", bound=Record)
 
-_TIMES: Final = (
-    "admitted_at",
-    "granted_at",
-    "changed_at",
-    "promised_until",
-    "counted_until",
-    "down_since",
-    "not_before",
-    "hold_until",
-    "lend_after",
-)
-_PLAIN: Final = (
-    "gpu_type",
-    "extra",
-    "extra_generation",
-    "budget_end_seconds",
-    "trained",
-    "gated",
-    "failures",
-    "last_failure",
-    "attempts",
-    "completed_workers",
-    "unplaced",
-    "extra_losses",
-)
-_OF_BLAME: Final = ("node", "times", "message", "refused", "elsewhere", "loan")
+_PARTS: Final[dict[type[Record], type]] = {
+    SchedulingStatus: JobState,
+    Allocation: Grant,
+    StandingReclaim: Reclaim,
+    StandingStop: Stopping,
+    AvoidedNode: Blame,
+}
+"""By part of the status: the part of the state that it keeps."""
+_WRITTEN_AS: Final = {part: document for document, part in _PARTS.items()}
+_NAMES: Final = {"pod_uids": "incarnations", "avoided_nodes": "blames", "last_time": "at"}
+"""By field of the status: the name of the same in the state, where that is another."""
 
 
 def utc(seconds: float) -> datetime:
@@ -57,7 +52,6 @@ def utc(seconds: float) -> datetime:
 
 def memory_of(state: JobState, terms: JobTerms, wall: Wall = utc) -> JobStatus:
     """Return a status with the state of a job; the conditions state its outcome."""
-    reclaim, stopping, times = state.reclaim, state.stopping, {name: getattr(state, name) for name in _TIMES}
     return JobStatus(
         allocation=allocation_of(state.grant, wall),
         time_budget=TimeBudgetStatus(
@@ -68,21 +62,7 @@ def memory_of(state: JobState, terms: JobTerms, wall: Wall = utc) -> JobStatus:
         restarts=state.restarts,
         preemptions=state.preemptions,
         replicas=terms.min_replicas + state.extra if state.admitted_at is not None else 0,
-        scheduling=SchedulingStatus(
-            **{name: getattr(state, name) for name in _PLAIN},
-            **{name: None if time is None else wall(time) for name, time in times.items()},
-            reclaim=None
-            if reclaim is None
-            else StandingReclaim(extra=reclaim.extra, deadline=wall(reclaim.deadline), reason=reclaim.reason),
-            stopping=None
-            if stopping is None
-            else StandingStop(reason=stopping.reason, deadline=wall(stopping.deadline)),
-            pod_uids=state.incarnations,
-            avoided_nodes=tuple(
-                AvoidedNode(last_time=wall(blame.at), **{name: getattr(blame, name) for name in _OF_BLAME})
-                for blame in state.blames
-            ),
-        ),
+        scheduling=_document(SchedulingStatus, state, wall),
     )
 
 
@@ -90,49 +70,23 @@ def state_of(status: JobStatus | None, submitted_at: float | None = None) -> Job
     """Return the state stored in `status`, in epoch seconds; a new state where there is no status yet."""
     if status is None:
         return JobState(submitted_at=submitted_at)
-    kept, allocation = status.scheduling, status.allocation
-    reclaim, stopping = kept.reclaim, kept.stopping
-    times: dict[str, Any] = {name: getattr(kept, name) for name in _TIMES}
-    seconds: dict[str, Any] = {name: None if time is None else time.timestamp() for name, time in times.items()}
+    kept = _part(status.scheduling)
+    uids, workers = kept["incarnations"], len(kept["attempts"])
     return JobState(
+        **kept | {"incarnations": (*uids, *[""] * (workers - len(uids)))[:workers]},
         submitted_at=submitted_at,
-        grant=Grant(
-            generation=allocation.generation,
-            replicas=allocation.replicas,
-            gpus=allocation.gpus,
-            direction=allocation.direction,
-            reason=allocation.reason,
-            deadline=None if allocation.deadline is None else allocation.deadline.timestamp(),
-        ),
-        **{name: getattr(kept, name) for name in _PLAIN},
-        **seconds,
-        reclaim=None
-        if reclaim is None
-        else Reclaim(extra=reclaim.extra, deadline=reclaim.deadline.timestamp(), reason=reclaim.reason),
-        stopping=None if stopping is None else Stopping(reason=stopping.reason, deadline=stopping.deadline.timestamp()),
+        grant=Grant(**_part(status.allocation)),
         used_seconds=status.time_budget.used_seconds,
         gpu_seconds_used=status.time_budget.gpu_seconds_used,
         restarts=status.restarts,
         preemptions=status.preemptions,
-        incarnations=(*kept.pod_uids, *[""] * (len(kept.attempts) - len(kept.pod_uids)))[: len(kept.attempts)],
         outcome=outcome_of(status),
-        blames=tuple(
-            Blame(at=each.last_time.timestamp(), **{name: getattr(each, name) for name in _OF_BLAME})
-            for each in kept.avoided_nodes
-        ),
     )
 
 
 def allocation_of(grant: Grant, wall: Wall = utc) -> Allocation:
     """Return `grant` in the form that trainers and people read."""
-    return Allocation(
-        generation=grant.generation,
-        replicas=grant.replicas,
-        gpus=grant.gpus,
-        direction=grant.direction,
-        reason=grant.reason,
-        deadline=None if grant.deadline is None else wall(grant.deadline),
-    )
+    return _document(Allocation, grant, wall)
 
 
 def outcome_of(status: JobStatus) -> Ended | None:
@@ -141,3 +95,44 @@ def outcome_of(status: JobStatus) -> Ended | None:
     if end is None:
         return None
     return Ended(reason=end.reason, failed=end.type is ConditionType.FAILED, message=end.message)
+
+
+@cache
+def _fields_of(kind: type[Record]) -> tuple[tuple[str, str, bool], ...]:
+    """Return the fields that a part of the status has of the state, their names there, and whether each is a time."""
+    known = {field.name for field in fields(_PARTS[kind])}
+    named = ((name, _NAMES.get(name, name), field.annotation) for name, field in kind.model_fields.items())
+    return tuple(
+        (name, own, AwareDatetime in (annotation, *get_args(annotation)))
+        for name, own, annotation in named
+        if own in known
+    )
+
+
+def _document(kind: type[R], part: object, wall: Wall) -> R:
+    """Return a part of the state as that part of the status."""
+
+    def written(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(written, value))
+        document = _WRITTEN_AS.get(type(value))
+        return value if document is None else _document(document, value, wall)
+
+    found = {}
+    for name, own, is_time in _fields_of(kind):
+        value = getattr(part, own)
+        found[name] = value if value is None else wall(value) if is_time else written(value)
+    return kind(**found)
+
+
+def _part(document: Record) -> dict[str, Any]:
+    """Return the fields of the state that a part of the status keeps, by name, with times in epoch seconds."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(read, value))
+        if isinstance(value, datetime):
+            return value.timestamp()
+        return _PARTS[type(value)](**_part(value)) if isinstance(value, Record) else value
+
+    return {own: read(getattr(document, name)) for name, own, _ in _fields_of(type(document))}

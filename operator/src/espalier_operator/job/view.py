@@ -50,44 +50,26 @@ def facts_of(
 
     `done` is the part of its work that a program has done, as far as that is known.
     """
-    generation, completed = state.grant.generation, state.completed(terms)
-    training = leader_of(state, seen, now, timing) is Leader.TRAINING
+    generation, training = state.grant.generation, leader_of(state, seen, now, timing) is Leader.TRAINING
+    recorded = state.recorded() | {
+        "completed_workers": state.completed(terms),
+        "counted_until": now if training else None,
+        "last_failure": state.last_failure if trouble is None else trouble.message or SENTENCES[trouble.reason],
+    }
     return JobFacts(
+        **recorded,
         key=key,
         terms=state.needed(terms),
-        completed_workers=completed,
         submitted_at=state.submitted_at or 0.0,
-        admitted_at=state.admitted_at,
-        gpu_type=state.gpu_type,
         generation=generation,
         acknowledged_generation=_acknowledged(seen, generation),
-        extra=state.extra,
-        reclaim=state.reclaim,
-        granted_at=state.granted_at,
-        changed_at=state.changed_at,
         leader_running=seen.leader_runs,
         has_reported=seen.fresh and seen.phase is not TrainerPhase.STARTING,
         training=training,
         evaluating=seen.phase in (TrainerPhase.EVALUATING, TrainerPhase.COMPLETED),
-        trained=state.trained,
-        used_seconds=state.used_seconds,
-        gpu_seconds_used=state.gpu_seconds_used,
-        budget_end_seconds=state.budget_end_seconds,
-        counted_until=now if training else None,
-        failures=state.failures,
-        last_failure=state.last_failure if trouble is None else trouble.message or SENTENCES[trouble.reason],
         trouble=None if trouble is None else trouble.reason,
         extra_trouble=None if extra_trouble is None else extra_trouble.reason,
-        refused_since=state.refused_since,
-        gated=state.gated,
-        down_since=state.down_since,
         pinned=not state.unpinned and not state.unplaced,
-        hold_until=state.hold_until,
-        lend_after=state.lend_after,
-        preemptions=state.preemptions,
-        blames=state.blames,
-        stopping=state.stopping,
-        ended=state.ended,
         if_forced=ends.if_forced(seen, terms),
         finished=state.outcome is not None,
         speeds=() if measured is None else step_times(measured),

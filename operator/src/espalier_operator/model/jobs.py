@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Final, Self
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Self
 
 from espalier_core.estimates.goodput import BatchLimits, StepTime
 from espalier_core.types.job import (
@@ -169,20 +169,20 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFacts:
-    """One job: its terms and its current state."""
+class JobRecord:
+    """What is recorded of a job from one observation to the next, as far as the planner decides by it.
 
-    key: str
-    terms: JobTerms
-    """Of those workers that are not completed."""
-    completed_workers: tuple[int, ...] = ()
-    """Base workers, by index, that ended before their leader and are not started again."""
-    submitted_at: float
+    A backend's `JobState` and the planner's `JobFacts` both have these fields; a job's status keeps most of them under
+    the same names (`job.status`).
+    """
+
     admitted_at: float | None = None
+    """When its base GPUs were granted; None while it waits."""
     gpu_type: str | None = None
     """The type it was admitted on; all its workers stay on it."""
-    generation: int = 0
-    acknowledged_generation: int = 0
+    completed_workers: tuple[int, ...] = ()
+    """Base workers, by index, that ended with exit code 0 before the leader: they need no GPUs, and are not started
+    again."""
     extra: int = 0
     """Extra workers lent, those being reclaimed included until they are released."""
     reclaim: Reclaim | None = None
@@ -190,46 +190,67 @@ class JobFacts:
     """When extra GPUs were last lent to it."""
     changed_at: float | None = None
     """When its extra GPUs last changed, up or down."""
-    leader_running: bool = False
-    has_reported: bool = False
-    training: bool = False
-    """Its leader is past its start-up."""
-    evaluating: bool = False
-    """Its leader has announced its last evaluation, or reported since that the job is complete."""
     trained: bool = False
     """Its leader has been past its start-up at some time since the job was admitted."""
     used_seconds: float = 0.0
-    """As of `counted_until`; see `used_at`."""
     gpu_seconds_used: float = 0.0
-    """As of `counted_until`; see `gpu_seconds_at`."""
     budget_end_seconds: float | None = None
-    """The used seconds at which its time budget ends, where that is later than its terms say: when these were changed
-    to less than it had used, or it had used them up unseen."""
+    """The used seconds at which its time budget ends: its budget, or what it had used when that was lowered to less, or
+    when it was found to be used up."""
     counted_until: float | None = None
-    """Up to when its budgets are counted; from then on they run. None: they stand still."""
+    """The moment up to which its budgets are counted. None in `JobFacts`: they stand still, and do not run on."""
     failures: int = 0
     last_failure: str = ""
     """Description of the last failure, for people."""
-    trouble: Reason | None = None
-    """What prevents its workers from starting, if known: the image, the nodes, the API server."""
-    extra_trouble: Reason | None = None
-    """What prevented the extra workers from starting that it was last lent, if known."""
-    refused_since: float | None = None
-    """Since when one of its base workers cannot start: kube-scheduler finds no node for it, or somebody refuses it."""
+    refused_since: float | None = field(default=None, compare=False)
+    """Since when a base worker cannot start, as kube-scheduler finds no node for it or somebody refuses it; None while
+    that is not so."""
     gated: int = 0
     """Base workers with scheduling gates: they hold no GPUs."""
-    down_since: float | None = None
-    """Since when no leader runs, though the job has trained since it was admitted."""
-    pinned: bool = True
-    """The planner chooses the nodes of its workers; False once kube-scheduler has refused such a node."""
+    down_since: float | None = field(default=None, compare=False)
+    """Since when no leader runs of a job that has trained and is not about to end; None while one does."""
     hold_until: float | None = None
-    """It is granted nothing more before: what it was granted could not be bound."""
+    """It is granted nothing more before: what it was granted could not be used."""
     lend_after: float | None = None
     """It is lent nothing before: its extra workers did not last."""
     preemptions: int = 0
     """How often GPUs were taken from it by force, or its leader was ended from outside."""
     stopping: Stopping | None = None
     ended: Ended | None = None
+    """How the leader ended, until the planner has acted on it."""
+    blames: tuple[Blame, ...] = field(default=(), compare=False)
+    """Nodes that refused, failed or ended its workers."""
+
+    def recorded(self) -> dict[str, Any]:
+        """Return these fields by name."""
+        return {name: getattr(self, name) for name in _RECORDED}
+
+
+_RECORDED: Final = tuple(each.name for each in fields(JobRecord))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts(JobRecord):
+    """One job as the planner sees it: what is recorded of it, its terms, and what is observed now."""
+
+    key: str
+    terms: JobTerms
+    """Of those workers that are not completed."""
+    submitted_at: float
+    generation: int = 0
+    acknowledged_generation: int = 0
+    leader_running: bool = False
+    has_reported: bool = False
+    training: bool = False
+    """Its leader is past its start-up."""
+    evaluating: bool = False
+    """Its leader has announced its last evaluation, or reported since that the job is complete."""
+    trouble: Reason | None = None
+    """What prevents its workers from starting, if known: the image, the nodes, the API server."""
+    extra_trouble: Reason | None = None
+    """What prevented the extra workers from starting that it was last lent, if known."""
+    pinned: bool = True
+    """The planner chooses the nodes of its workers; False once kube-scheduler has refused such a node."""
     if_forced: Ended | None = None
     """What it comes to where its trainer has to be ended by force; None for one that does not report."""
     finished: bool = False
@@ -244,8 +265,6 @@ class JobFacts:
     """The part of its work that a program says it has done, 0 to 1; None if it does not say."""
     noise_scale: float | None = None
     """Of its gradients, in examples; None: not known, or too large to tell."""
-    blames: tuple[Blame, ...] = ()
-    """Nodes that refused, failed or ended its workers."""
     growth: GrowthForecast | None = None
     """What growing would gain it, as its agent expects; None: not known."""
 

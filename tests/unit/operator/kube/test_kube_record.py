@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 
 import pytest
@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from espalier_core.types.allocation import Direction
 from espalier_core.types.reasons import SENTENCES, Reason
-from espalier_core.types.status import JobStatus
+from espalier_core.types.status import JobStatus, SchedulingStatus
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.state import Grant, JobState, Timing
 from espalier_operator.job.status import state_of, utc
 from espalier_operator.job.transitions import after
 from espalier_operator.model import Ended, JobFacts, JobTerms, Reclaim, Stopping
 from espalier_operator.model.actions import Admit, Fail, Finish, GrantExtra, NoticeReclaim, ReleaseExtra, Requeue
+from espalier_operator.model.jobs import JobRecord
 from operator_world.kube_objects import EPOCH
 from operator_world.kube_strategies import actions, states
 
@@ -65,6 +66,14 @@ def test_a_time_kept_is_exact_to_the_microsecond_and_kept_again_is_the_same(seco
     kept = utc(seconds).timestamp()
     assert abs(kept - seconds) <= 1e-6
     assert utc(kept).timestamp() == kept
+
+
+def test_every_field_of_the_scheduling_status_is_one_of_the_state_and_the_facts_share_what_both_have():
+    own = {field.name for field in fields(JobState)}
+    names = {"pod_uids": "incarnations", "avoided_nodes": "blames"}
+    assert {names.get(name, name) for name in SchedulingStatus.model_fields} <= own
+    shared = own & {field.name for field in fields(JobFacts)}
+    assert shared == {field.name for field in fields(JobRecord)} | {"submitted_at"}
 
 
 def test_a_job_without_status_is_new():

@@ -396,9 +396,10 @@ def zoo(at: Place) -> Items:
         words = ("--model", model, "--example", f"freeze_nets:{example}", "--pairs", 0, "--json")
         yield f"points of {name}", at.espalier("points", *words)
     small = ("test_vit2", "test_resnet", "test_convnext2", "gpt2", "nn: Conv2d", "LSTM", "TransformerEncoder, causal")
-    command = [sys.executable, "benchmarks/growth_zoo.py", "--rows", at.folder / "rows", "--only", *small]
-    subprocess.run(command, cwd=at.root, check=True, capture_output=True)
-    for row in map(json.loads, (at.folder / "rows").read_text().splitlines()):
+    command = [sys.executable, "-m", "bench", "growth-zoo", "--work-dir", at.folder, "--only", *small]
+    environment = {**os.environ, "PYTHONPATH": str(at.root / "benchmarks")}
+    subprocess.run(command, cwd=at.root, check=True, capture_output=True, env=environment)
+    for row in map(json.loads, (at.folder / "rows.jsonl").read_text().splitlines()):
         yield f"{row['library']}: {row['model']}", json.dumps({**row, "seconds": 0}, indent=1)
 
 

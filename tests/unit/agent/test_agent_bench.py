@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from bench.cases import agent as bench
+from bench.cases.agent import (
+    BASELINES,
+    Split,
+    batched,
+    experiments,
+    generalisation,
+    one_at_a_time,
+    shuffled,
+    without_network,
+)
+from bench.printing import Table
 
 from espalier_agent.evaluation.evaluate import greedy_sequence
 from espalier_agent.learners.expected import FIT, learn
 from espalier_agent.tables.tree import decision_tree
 from espalier_core.types.outcomes import OutcomeTable
-
-# Benchmarks are no package of the workspace.
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-import agent as bench
-from harness.printed import rendered, share
-from harness.statistics import spread
-from learning.generalisation import BASELINES, Split, experiments, generalisation, shuffled, without_network
-from learning.speed import batched, one_at_a_time
 
 MakeTable = Callable[..., OutcomeTable]
 
@@ -92,11 +93,6 @@ def test_shuffling_deals_the_same_accuracies_again(
         assert OutcomeTable.model_validate(table.to_json()) == table, "figures of seeds contradict the mean"
 
 
-def test_intervals_are_students() -> None:
-    # n = 2, deviation √2 about 2: 12.706·√2/√2.
-    assert spread([1.0, 3.0]) == {"mean": 2.0, "half_width": pytest.approx(12.7062, rel=1e-5), "n": 2}
-
-
 def test_baselines_are_the_tables_own_figures(tables: dict[str, OutcomeTable]) -> None:
     (split,) = experiments(list(tables.values()), {})["the model left out, cnn1"]
     none = without_network([split], BASELINES["none"])
@@ -145,35 +141,18 @@ def test_both_loops_count_the_episodes_they_play(tables: dict[str, OutcomeTable]
     assert batched(chosen, 2, 1000) > one_at_a_time(chosen, 3)
 
 
-def test_tables_for_people_and_as_markdown() -> None:
-    rows = [["a", share(0.0312)], ["longer", share(1.0)], ["less", share(-0.5, 2)]]
-    assert rendered("T", ["", "regret"], rows, markdown=True) == (
-        "**T**\n\n|  | regret |\n| --- | ---: |\n| a | .0312 |\n| longer | 1.0000 |\n| less | -.50 |\n"
-    )
-    plain = rendered("T", ["", "regret"], rows, markdown=False).splitlines()
-    assert plain[2:] == ["  a        .0312", "  longer  1.0000", "  less      -.50"]
-
-
 def test_what_is_printed_holds_every_figure() -> None:
     figure = {
         "regret": {"mean": 0.0123, "half_width": 0.0045, "n": 2},
         "rank": {"mean": 7.25, "half_width": 1.5, "n": 2},
     }
-    report = {
-        "speed": {"one_at_a_time": [80.0], "batched": [90000.0], "ratio": 1125.0},
-        "fit": {"seeds": [{"seed": 0, "seconds": 3.25, "ranks": {"cnn1-early": 1}}], "at_once_seconds": 2.0},
-        "noise": [],
-        "generalisation": {"some": {"fit": figure, "none": {"regret": {"mean": 0.5}, "rank": {"mean": 60.0}}}},
-        "machine": "m",
-        "command": "c",
-        "minutes": 1.0,
-    }
-    text = bench.shown(report, markdown=True)
-    for line in (
-        "| batched | 90,000 | 1 |",
-        "| 0 | 1 | 3.2 |",
-        "| fit | .0123 | .0045 | 7.2 | 1.5 |",
-        "| none | .5000 |",
-    ):
-        assert line in text
-    assert "rank 1 on every table: 1 of 1 seeds" in text
+    speed = {"one_at_a_time": [80.0], "batched": [90000.0], "ratio": 1125.0}
+    seeds = {"seeds": [{"seed": 0, "seconds": 3.25, "ranks": {"cnn1-early": 1}}], "at_once_seconds": 2.0}
+    judged = {"fit": figure, "none": {"regret": {"mean": 0.5}, "rank": {"mean": 60.0}}}
+    assert ["batched", "90,000", "1"] in bench.speed_table(speed).rows
+    table, first = bench.fit_table(seeds)
+    assert isinstance(table, Table)
+    assert table.rows == [["0", "1", "3.2"]]
+    assert "rank 1 on every table: 1 of 1 seeds" in str(first)
+    rows = bench.judged_table("some", judged).rows
+    assert rows == [["fit", ".0123", ".0045", "7.2", "1.5"], ["none", ".5000", "", "60.0", ""]]

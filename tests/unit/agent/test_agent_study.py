@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from bench.cases.study import CURRICULA, report, run_study
+from bench.paper import LEARNING_RATE, Run, greedy, learn_many
+from bench.paper_figures import draw
 
 from espalier_agent.data import lamelas_tables
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
@@ -15,13 +17,6 @@ from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import DecisionTree, State, decision_tree
 from espalier_core.types.outcomes import reward
-
-# Benchmarks are no package of the workspace.
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-from learning.paper import LEARNING_RATE, Run, greedy, learn_many
-from learning.paper_figures import draw
-from study import CURRICULA, report, run_study
 
 VOCABULARY = Vocabulary.build((), DEFAULT_EMBEDDING_SEED)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from bench import command as bench
 
 from espalier_cli.main import cli
 from espalier_core.validation.reading import load_jobs, parse_jobs
@@ -19,6 +20,7 @@ from pages import commands
 ROOT = Path(__file__).parents[3]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 TARGETS = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.M))
+TARGETS |= {f"bench-{name}" for name in (*bench.cases(), *bench.ALIASES)}
 
 
 def blocks(page: Path, language: str) -> list[str]:

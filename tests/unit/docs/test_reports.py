@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from bench.cases import reports
+from bench.command import main
 
 ROOT = Path(__file__).parents[3]
 REPORTS = sorted((ROOT / "docs" / "reports").rglob("*.md"))
-# Benchmarks are no package of the workspace.
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import reports  # noqa: E402
 
 
 @pytest.mark.parametrize("page", REPORTS, ids=lambda page: page.parent.name + "/" + page.name)
@@ -30,7 +27,7 @@ def test_all_reports_together_are_short() -> None:
 
 
 def test_figures_are_drawn_from_the_tables_of_the_reports(tmp_path: Path) -> None:
-    reports.draw(ROOT / "docs" / "reports", tmp_path)
+    main(["reports", "--quick", "--to", str(tmp_path)])
     assert {path.stem for path in tmp_path.glob("*.png")} == set(reports.FIGURES)
     assert all((ROOT / "docs" / "reports" / "images" / path.name).is_file() for path in tmp_path.glob("*.png"))
 

@@ -1,23 +1,19 @@
-"""Models of other people: what `benchmarks/growth_zoo.py` measures of all, asserted of the day's sample.
+"""Models of other people: what `make bench-growth-zoo` measures of all, asserted of the day's sample.
 
 Whatever is offered is exact in eval and in train mode, and no output comes to depend on what it did not depend on.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bench.cases.growth_zoo import page
+from bench.zoo.measured import Row, measured
+from bench.zoo.models import cases
 
 PROJECT = Path(__file__).parents[3]
-# Benchmarks are no package of the workspace.
-sys.path.insert(0, str(PROJECT / "benchmarks"))
-
-from growing.cases import cases  # noqa: E402
-from growing.measured import Row, measured  # noqa: E402
-from growing.page import page  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -7,14 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-# Benchmarks are no package of the workspace.
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-from load.case import Case
-from load.cores import shared_out
-from load.processes import running
-from load.table import table
+from bench.cases.operator import table
+from bench.load.objects import Case
+from bench.load.processes import running, shared_out
 
 
 def test_a_process_runs_on_the_cores_that_it_is_given(tmp_path: Path) -> None:
@@ -36,7 +31,7 @@ def test_the_last_core_is_the_operators(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_last_column_compares_the_last_case_with_the_first() -> None:
     cases = [Case(nodes=nodes, jobs=10, events=0) for nodes in (100, 200)]
-    lines = table(cases, [{"planMs": 10.0, "events": 0.0}, {"planMs": 15.0, "events": None}]).splitlines()
+    lines = table(cases, [{"planMs": 10.0, "events": 0.0}, {"planMs": 15.0, "events": None}]).text().splitlines()[1:]
     found = {" ".join(line.split()[:-3]): line.split()[-3:] for line in lines}
     assert lines[0].endswith("200 / 100")
     assert found["plan() alone, median ms"] == ["10.0", "15.0", "1.50"]

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 
-# Benchmarks are no package of the workspace.
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-from load.case import Case
-from tick import Cluster
+from bench.cases.plan import Cluster
+from bench.load.objects import Case
 
 
 async def lent_after_a_gpu_is_freed() -> tuple[list[bool], int, int]:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from bench.rewritten.extraction import by_greedy_graph, by_tree, exact
 from torch import Tensor, nn
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-from rewritten.extraction import by_greedy_graph, by_tree, exact
 
 from espalier_lab.rewriting.engine import OperatorCosts, capture, verify
 from espalier_lab.rewriting.engine.emitting import emitted
@@ -74,7 +69,7 @@ class Heads(nn.Module):
 def test_extracted_graphs_compute_what_the_model_does(model: nn.Module, inputs: Tensor, gone: str) -> None:
     if not os.environ.get("CI"):
         pytest.importorskip("egglog", reason="needs egglog: make saturation")
-    from rewritten.saturating import EXTRACTIONS, saturated
+    from bench.rewritten.saturating import EXTRACTIONS, saturated
 
     graph = capture(model, inputs)
     ticks = iter(range(10**9))

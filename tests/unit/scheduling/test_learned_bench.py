@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bench.cases import learned
+from bench.command import main
 from click.testing import CliRunner
-
-# Benchmarks are no package of the workspace.
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-import learned
 
 from espalier_cli.main import cli
 from espalier_lab.scheduling.allocation import judging, learning
@@ -33,10 +29,10 @@ def few_short_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_benchmark_prints_a_table_for_each_cluster_and_draws(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(learned, "SETTINGS", LearnerSettings(imitated=100, kept=1.0, episodes=4, steps=8))
-    monkeypatch.setattr(learned, "NODES", (4, 6))
+    monkeypatch.setattr(learned, "SETTINGS", LearnerSettings(kept=1.0, episodes=4, steps=8))
+    sizes = ["--seeds", "1", "--episodes", "2", "--imitated", "100", "--decisions", "32", "--nodes", "4", "6"]
+    main(["learned", *sizes, "--work-dir", str(tmp_path)])
     picture = tmp_path / "learned.png"
-    learned.main(["--seeds", "1", "--episodes", "2", "--decisions", "32", "--picture", str(picture)])
     printed = capsys.readouterr().out
     assert "4 nodes, 2 traces" in printed
     assert "6 nodes, 2 traces" in printed

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-# Benchmarks are no package of the workspace.
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-import learned_workers
-from learned_workers import Trace, Workloads
+from bench.cases import learned_workers
+from bench.cases.learned_workers import Trace, Workloads
+from bench.command import main
 
 from espalier_lab.scheduling.learned.files import read_policy
 from espalier_lab.scheduling.learners.learner import LearnerSettings
@@ -29,12 +25,12 @@ def test_the_benchmark_prints_a_table_for_each_load_and_one_for_all(
         # Without the applications whose step times take long to interpolate.
         return [job for job in read(self, trace, elasticity) if job.name.startswith("ncf")][:4]
 
-    small = LearnerSettings(teacher="soonest", imitated=40, kept=1.0, imitation_epochs=1, episodes=2, steps=8)
+    small = LearnerSettings(teacher="soonest", kept=1.0, imitation_epochs=1, episodes=2, steps=8)
     monkeypatch.setattr(Workloads, "jobs", few)
     monkeypatch.setattr(learned_workers, "SETTINGS", small)
-    monkeypatch.setattr(learned_workers, "LOADS", {"0.5": "half-load"})
     monkeypatch.setattr(learned_workers, "RULES", ("optimus", "soonest"))
-    learned_workers.main(["--seeds", "1", "--decisions", "16", "--work-dir", str(tmp_path)])
+    sizes = ["--seeds", "1", "--imitated", "40", "--decisions", "16", "--loads", "0.5"]
+    main(["learned-workers", *sizes, "--work-dir", str(tmp_path)])
     printed = capsys.readouterr().out
     assert "load 0.5: 4 traces" in printed
     for name in ("optimus", "soonest", "imitation", "learned", "published Pollux"):

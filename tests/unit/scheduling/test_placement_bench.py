@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-# Benchmarks are no package of the workspace.
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-import placement
+from bench.cases import placement
+from bench.command import main
 
 from espalier_lab.scheduling.learners.learner import LearnerSettings
 from espalier_lab.scheduling.placement.tasks import Family
@@ -24,7 +20,7 @@ def test_the_benchmark_prints_a_table_for_each_kind_of_episode(
     small = LearnerSettings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8)
     monkeypatch.setattr(placement, "SETTINGS", small)
     sizes = ["--train", "2", "--choose", "1", "--judge", "2", "--seeds", "1", "--decisions", "16"]
-    placement.main([*sizes, "--picture", str(tmp_path / "placement.png")])
+    main(["placement", *sizes, "--work-dir", str(tmp_path)])
     assert (tmp_path / "placement.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     for title in ("one cluster", "cluster and workload change in the middle"):
@@ -55,13 +51,13 @@ def test_a_run_that_was_stopped_goes_on_with_what_it_had_learnt(
         "SETTINGS",
         LearnerSettings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8),
     )
-    first, again = (placement.actor("RL2", 1, 16, tmp_path / "kept", family) for _ in range(2))
+    first, again = (placement.actor("RL2", 1, 16, tmp_path, family) for _ in range(2))
     assert capsys.readouterr().out.count("read from") == 1
     for name, weights in first.state_dict().items():
         assert torch.equal(weights, again.state_dict()[name])
-    placement.actor("RL2", 1, 32, tmp_path / "kept", family)
-    placement.actor("RL2", 1, 16, tmp_path / "kept", Family(jobs=8, load=0.5))
-    placement.actor("SAC, entropy 0.2", 1, 16, tmp_path / "kept", family, 0.2)
+    placement.actor("RL2", 1, 32, tmp_path, family)
+    placement.actor("RL2", 1, 16, tmp_path, Family(jobs=8, load=0.5))
+    placement.actor("SAC, entropy 0.2", 1, 16, tmp_path, family, 0.2)
     assert "read from" not in capsys.readouterr().out
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.cases import together
+from bench.command import main
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,11 +22,6 @@ from espalier_lab.scheduling.placement.placers import Oracle
 from espalier_lab.scheduling.placement.sharing import ByModel, ByRule, Sharing, run_elastic
 from espalier_lab.scheduling.placement.tasks import KINDS, Family, JobArrival, draw_task, episode
 from espalier_lab.scheduling.seed_split import SeedSplit
-
-# Benchmarks are no package of the workspace.
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-import together
 
 FAMILY = Family(nodes=6, rack_nodes=3, jobs=12, load=1.0)
 
@@ -86,7 +82,7 @@ def test_the_benchmark_prints_a_table_for_each_load(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(together, "FAMILY", Family(jobs=4))
-    together.main(["--train", "1", "--episodes", "2", "--loads", "0.35", "1"])
+    main(["together", "--quick", "--train", "1", "--loads", "0.35", "1"])
     printed = capsys.readouterr().out
     for title in ("load 0.35, 2 episodes", "load 1, 2 episodes"):
         assert title in printed
@@ -98,9 +94,9 @@ def test_a_run_that_was_stopped_goes_on_with_the_episodes_that_it_had_played(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(together, "FAMILY", Family(jobs=4))
-    file = tmp_path / "runs.jsonl"
-    options = ["--train", "1", "--episodes", "2", "--loads", "1", "--runs", str(file)]
-    together.main(options)
+    file = tmp_path / "episodes.jsonl"
+    options = [*["together", "--train", "1", "--episodes", "2", "--loads", "1", "--work-dir"], str(tmp_path)]
+    main(options)
     printed, lines = capsys.readouterr().out, file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:5]))
     played: list[tuple[str, int]] = []
@@ -111,14 +107,14 @@ def test_a_run_that_was_stopped_goes_on_with_the_episodes_that_it_had_played(
 
     original = together.play
     monkeypatch.setattr(together, "play", play)
-    together.main(options)
-    # The first lines tell the command, and the machine with its load.
-    assert capsys.readouterr().out.splitlines()[2:] == printed.splitlines()[2:]
+    main(options)
+    # The first lines tell the machine with its load, the last one how long it took.
+    assert capsys.readouterr().out.splitlines()[5:-1] == printed.splitlines()[5:-1]
     assert played == [(name, index) for name in together.WAYS for index in range(2)][5:]
     assert file.read_text() == "".join(lines)
 
 
 def test_the_benchmark_times_a_decision(capsys: pytest.CaptureFixture[str]) -> None:
-    together.main(["--decision", "3", "8"])
-    assert capsys.readouterr().out.endswith(" s of CPU time\n")
+    main(["together", "--quick", "--decision", "3", "8"])
+    assert " s of CPU time\n" in capsys.readouterr().out
     assert together.decision_seconds(3, 8) > 0

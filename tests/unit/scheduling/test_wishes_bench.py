@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-# Benchmarks are no package of the workspace.
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-import wishes
+from bench.cases import wishes
+from bench.command import main
 
 from espalier_lab.scheduling.placement.beliefs import wide_prior
 from espalier_lab.scheduling.placement.cluster import PlacementCluster
@@ -29,7 +23,7 @@ def test_the_benchmark_prints_a_table_for_each_load(
 
     monkeypatch.setattr(wishes, "Family", lambda load=0.35: Family(load=load, jobs=8))
     monkeypatch.setattr(wishes, "episode", drawn)
-    wishes.main(["--train", "2", "--choose", "1", "--judge", "2"])
+    main(["wishes", "--quick"])
     printed = capsys.readouterr().out
     for title in ("Load 0.35, 2 episodes", "Load 0.5, 2 episodes", "Load 0.7, 2 episodes"):
         assert title in printed

@@ -25,7 +25,7 @@ GATES = [
     ("tiresias", "double-load", 3),
     ("optimus", "full-load", 6),
 ]
-"""Those that take at most a few seconds each; `benchmarks/policies.py` has all."""
+"""Those that take at most a few seconds each; `make bench-policies` has all."""
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-# Benchmarks are no package of the workspace.
-sys.path.insert(0, str(BENCHMARKS))
-
-from joining.models import width  # noqa: E402
-from joining.steps import FOLLOWING, Step, StepLog, Steps, first_of, gap, pause, redone, samples_a_second  # noqa: E402
+from bench.joining.models import width
+from bench.joining.place import FOLLOWING, Step, StepLog, Steps, first_of, gap, pause, redone, samples_a_second
 
 
 def steps_of(gaps: Iterable[float], worlds: Iterable[int]) -> list[Step]:

@@ -28,7 +28,7 @@ MOST_NODES: Final = 64
 """So many nodes with free GPUs are considered: half of them those with the fewest, half those with the most."""
 
 OPENING: Final = 2.0
-"""What it costs to open an empty node, times how scarce GPUs are; chosen by `benchmarks/wishes.py`."""
+"""What it costs to open an empty node, times how scarce GPUs are; chosen by `make bench-wishes`."""
 _RESERVE: Final = 0.2
 """The part of all GPUs that counts as free where none is: so the cost is finite."""
 

@@ -1,0 +1,1 @@
+"""What the benchmark of elastic workers is made of."""

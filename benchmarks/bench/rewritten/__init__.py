@@ -1,0 +1,1 @@
+"""What the benchmarks of rewrites have in common."""

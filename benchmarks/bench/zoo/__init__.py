@@ -1,0 +1,1 @@
+"""How models of other people grow: which models, and what is measured of each."""

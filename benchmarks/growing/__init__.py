@@ -1,1 +1,0 @@
-"""How models of other people grow: which models, and what is measured of each. `growth_zoo.py` is the command."""

@@ -1,1 +1,0 @@
-"""What `benchmarks/elastic.py` is made of."""

@@ -1,1 +1,0 @@
-"""What `agent.py` measures of the agent's learners."""

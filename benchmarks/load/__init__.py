@@ -1,1 +1,0 @@
-"""The parts of `benchmarks/operator_load.py`: a cluster without containers, and what is measured on it."""

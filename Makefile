@@ -162,47 +162,6 @@ saturation: .venv/.ready  ## install egglog, with which `make bench-rewrites` co
 
 bench-rewrites: saturation
 
-bench-digits: .venv/.ready  ## does growing pay off on the example? ten seeds, two controls (6 minutes on two cores)
-	@mkdir -p $(RUNS)
-	.venv/bin/python benchmarks/pays.py examples/digits.yaml --picture $(RUNS)/digits.png
-
-bench-batch: .venv/.ready  ## does a batch size that follows goodput pay? six seeds, one worker and two (15 minutes)
-	.venv/bin/python benchmarks/batch.py --time-budget 3 --processes 1 $(ARGS)
-
-bench-measuring: .venv/.ready  ## the cost of measuring a job as a share of its steps, with and without (2 minutes)
-	.venv/bin/python benchmarks/measuring.py $(ARGS)
-
-bench-cifar8: .venv/.ready  ## the same on CIFAR-10 at 8×8 pixels, five seeds (8 minutes); DATA=folder or archive
-	@mkdir -p $(RUNS)
-	.venv/bin/python benchmarks/pays.py examples/cifar8.yaml --arrive 20% --seeds 5 --picture $(RUNS)/cifar8.png \
-		$(if $(DATA),--data $(DATA))
-
-bench-gpt: .venv/.ready  ## does a language model that grows beat every fixed depth? (about 4 hours of a core, resumes); ARGS=--quick
-	@mkdir -p $(RUNS)
-	.venv/bin/python benchmarks/gpt.py $(if $(ARGS),$(ARGS),--runs $(RUNS)/gpt.jsonl --picture $(RUNS)/gpt.png)
-
-bench-gpt-large: .venv/.ready  ## the same with nets of 13 to 51 million parameters (about 10 minutes of a GPU, resumes); DATA=folder of Python
-	@mkdir -p $(RUNS)
-	.venv/bin/python benchmarks/gpt_large.py --data $(DATA) \
-		$(if $(ARGS),$(ARGS),--runs $(RUNS)/gpt-large.jsonl --picture $(RUNS)/gpt-large.png)
-
-bench-cifar: .venv/.ready  ## the same for a ResNet on CIFAR-10 at 32×32 (an hour of a core, resumes); DATA=folder or archive
-	@mkdir -p $(RUNS)
-	.venv/bin/python benchmarks/cifar.py $(if $(DATA),--data $(DATA)) \
-		$(if $(ARGS),$(ARGS),--runs $(RUNS)/cifar.jsonl --picture $(RUNS)/cifar.png)
-
-bench-pays: .venv/.ready  ## ways to use a GPU that comes and goes (2 hours); DATA=folder or archive
-	@mkdir -p $(RUNS)
-	.venv/bin/python benchmarks/elastic_pays.py examples/digits.yaml --runs $(RUNS)/pays-digits.jsonl \
-		--picture $(RUNS)/pays-digits.png --markdown $(RUNS)/pays-digits.md $(ARGS)
-	.venv/bin/python benchmarks/elastic_pays.py examples/cifar8.yaml --runs $(RUNS)/pays-cifar8.jsonl \
-		--picture $(RUNS)/pays-cifar8.png --markdown $(RUNS)/pays-cifar8.md $(if $(DATA),--data $(DATA)) $(ARGS)
-
-bench-shrinking: .venv/.ready  ## GPUs taken back: keep the grown model, return, or distil? six seeds; WORKLOAD=digits, ARGS=...
-	@mkdir -p $(RUNS)
-	.venv/bin/python benchmarks/shrinking.py $(or $(WORKLOAD),digits) --dearer 1,8 --picture $(RUNS)/shrinking.png \
-		--json $(RUNS)/shrinking.json $(ARGS)
-
 .PHONY: clean
 clean:  ## remove everything that the targets created, including environments
 	rm -rf .venv .tools $(RUNS) site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

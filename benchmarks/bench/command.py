@@ -20,6 +20,7 @@ from bench.printing import Table, about, described
 
 CASES: Final = Path(__file__).with_name("cases")
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "cifar8": ("digits", "--job", "examples/cifar8.yaml", "--arrive", "20%", "--seeds", "5"),
     "operator-latency": ("operator", "--nodes", "5000", "10000", "--idle-pods", "20000", "--apart"),
 }
 """Names for a benchmark with some of its options."""

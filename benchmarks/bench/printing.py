@@ -7,7 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -66,6 +66,10 @@ class Table:
             plain = [{name: None if each != each else each for name, each in row.items()} for row in self.figures]
             return {"title": self.title, "rows": plain}
         return {"title": self.title, "rows": [dict(zip(self.head, row, strict=True)) for row in self.rows]}
+
+
+Parts = Iterator[Table | str | Mapping[str, Any]]
+"""What a benchmark gives: tables, lines, and figures for JSON alone."""
 
 
 def _cell(value: Any, form: str) -> str:

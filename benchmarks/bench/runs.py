@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import os
 import tarfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from bench.command import DATA, Option
 from bench.printing import PROJECT
-from espalier_agent.policies.advice import advise
-from espalier_agent.policies.policy import default_policy
-from espalier_core.types.advice import AdviceRequest, OutcomeReport
+from espalier_agent.policies.advice import decide
+from espalier_agent.policies.policy import Policy, default_policy
+from espalier_core.types.advice import Action, AdviceRequest, ExpectedGain
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import AdaptationSource
 from espalier_core.validation.reading import load_job, with_spec
-from espalier_trainer.growth.advisor import AdvisorDecision
+from espalier_trainer.growth.advisor import Advisor, AdvisorDecision
 
 T = TypeVar("T")
+_LOOPBACK: Final = {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
 
 OF_A_JOB: Final = {
     "time_budget": Option(None, "overrides spec.timeBudgetSeconds", type=float),
@@ -34,6 +37,11 @@ def job_of(path: Path, options: argparse.Namespace) -> AdaptiveTrainingJob:
     """Return the job of a file with the budget and data of the options."""
     dataset = {"path": options.data or None}
     return with_spec(load_job(path), timeBudgetSeconds=options.time_budget or None, training={"dataset": dataset})
+
+
+def prepare_process() -> None:
+    """Let this process talk on the loopback interface alone, and compute on the CPU."""
+    os.environ.update(_LOOPBACK)
 
 
 def example(name: str) -> Path:
@@ -67,16 +75,21 @@ def run_all(
             raise
 
 
-class DefaultPolicy:
-    """The shipped policy as an advisor, without a server."""
+@dataclass
+class ShippedPolicy(Advisor):
+    """The shipped policy as an advisor, in this process: what it says does not depend on the time it takes."""
 
-    def __init__(self) -> None:
-        self._policy = default_policy()
+    policy: Policy = field(default_factory=default_policy)
+    instead: Action | None = None
+    """In place of what it says: what a race tries."""
+    gains: dict[str, ExpectedGain] = field(default_factory=dict)
+    """What the policy expects of actions, by their texts: from its latest advice."""
 
     def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
-        """Return the policy's greedy decision."""
-        answer = advise(self._policy, request, f"decision-{request.progress.adaptations}")
-        return AdvisorDecision(answer.decision_id, answer.action, AdaptationSource.AGENT, self._policy.name)
-
-    def report_outcome(self, outcome: OutcomeReport) -> None:
-        """Nothing learns here."""
+        """Return what the policy says."""
+        advice = decide(self.policy, request)
+        self.gains = {str(entry.action): entry.gain for entry in advice.probabilities if entry.gain is not None}
+        action = advice.action if self.instead is None else self.instead
+        return AdvisorDecision(
+            f"asked-{request.progress.adaptations}", action, AdaptationSource.AGENT, self.policy.name
+        )

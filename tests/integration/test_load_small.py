@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from bench.cases.operator import table
 from bench.load.cluster import Figures, Tools
 from bench.load.objects import Case, gpus_of, layout_of

@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from functools import partial
 
 import httpx
-from bench.command import BenchError, Option
-from bench.printing import Columns, Table
-from bench.statistics import percentile
 
+from bench.command import BenchError, Option
+from bench.printing import Columns, Parts, Table
+from bench.statistics import percentile
 from espalier_agent.data import named_architecture
 from espalier_agent.policies.advice import advise
 from espalier_agent.policies.policy import default_policy
@@ -109,7 +109,7 @@ def measure(count: int) -> dict[str, list[float]]:
     return results
 
 
-def run(options: argparse.Namespace) -> Iterator[Table]:
+def run(options: argparse.Namespace) -> Parts:
     """Measure, and give the table."""
     rows = (
         {

@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.cases.advice_unseen import advised_by, mixing, verdicts
 from bench.command import Option
-from bench.printing import Table
-
+from bench.printing import Parts
 from espalier_agent.data import carried_corpus, carried_tables, table_sets
 from espalier_agent.learners import graph_gains, trees
 from espalier_agent.learners.growths import GrowthsLearner
@@ -65,7 +64,7 @@ def together(policies: Sequence[Policy], record: CaseRecord, moment: MomentRecor
     return max(scores, key=lambda action: scores[action])
 
 
-def run(options: argparse.Namespace) -> Iterator[Table | str]:
+def run(options: argparse.Namespace) -> Parts:
     """Judge trees on the families of the carried corpora that they have not met."""
     corpora = [carried_corpus(name) for name in CORPORA]
     learners = [trees.LEARNER, *([graph_gains.LEARNER] if options.graph else [])]

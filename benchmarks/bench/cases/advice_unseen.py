@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.command import PICTURE, BenchError, Option
-from bench.printing import Table
-
+from bench.printing import Parts, Table
 from espalier_agent.policies.policy import Policy, open_policy
 from espalier_agent.policies.tree_features import STATIC, RequestFacts, static_features
 from espalier_core.types.advice import Action
@@ -102,7 +101,7 @@ def raced_by(policy: Policy, gpus: int) -> Rule:
     return lambda record, moment: race_winner(proposal(policy, record, moment), moment, gpus)
 
 
-def run(options: argparse.Namespace) -> Iterator[Table | str]:
+def run(options: argparse.Namespace) -> Parts:
     """Judge the shipped policy on families that it has not met."""
     if options.families and options.drawn is not None:
         raise BenchError("--families judges some of the fixed list; leave it out with --drawn")

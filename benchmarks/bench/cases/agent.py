@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from bench.command import Option
-from bench.printing import Table, progress, share
-from bench.statistics import spread
 
+from bench.command import Option
+from bench.printing import Parts, Table, progress, share
+from bench.statistics import spread
 from espalier_agent.commands.learn import gather_tables
 from espalier_agent.data import table_sets
 from espalier_agent.evaluation.evaluate import (
@@ -372,7 +372,7 @@ def judged_table(name: str, cases: dict[str, Any]) -> Table:
     return Table(f"Judged on what was not learnt: {name}", ["", "regret", "±", "rank", "±"], rows)
 
 
-def run(options: argparse.Namespace) -> Iterator[Table | str | dict[str, Any]]:
+def run(options: argparse.Namespace) -> Parts:
     """Measure, and give the tables."""
     paper = gather_tables(("lamelas",))
     ours: dict[str, list[OutcomeTable]] = {}

@@ -13,16 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
-from bench.command import Option
-from bench.printing import Table
-from bench.statistics import median_and_range
 
+from bench.command import Option
+from bench.printing import Parts, Table
+from bench.statistics import median_and_range
 from espalier_lab.scheduling.learned.files import AllocationLineage, AllocationPolicy, Serves, make_policy, write_policy
 from espalier_lab.scheduling.learned.network import JobScorer
 from espalier_lab.scheduling.learned.picture import PartialDecision
@@ -113,7 +113,7 @@ def row(jobs: int, gpus: int, options: argparse.Namespace) -> tuple[str, ...]:
     )
 
 
-def run(options: argparse.Namespace) -> Iterator[Table]:
+def run(options: argparse.Namespace) -> Parts:
     """Measure each size."""
     head = ("waiting", "workers given", "answer, ms", "decision alone, ms", "all jobs scored, ms")
     sizes = [map(int, size.split(":")) for size in options.sizes]

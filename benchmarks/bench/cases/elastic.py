@@ -31,15 +31,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bench.command import Option
 from bench.joining.models import EXAMPLE, EXAMPLE_ROWS, Model, perceptron
 from bench.joining.parts import Pauses, Rates, Restarts, pauses, rates, restarts
-from bench.printing import Table, progress
-
+from bench.printing import Parts, Table, progress
 from espalier_core.types.job import ElasticBatch
 
 PARTS = ("pauses", "throughput", "torchrun")
@@ -100,7 +99,7 @@ def _cases(options: argparse.Namespace) -> list[tuple[Model, ElasticBatch, int]]
     return small + [(perceptron(size), ElasticBatch.KEEP_GLOBAL, world) for size in sizes for world in more]
 
 
-def run(options: argparse.Namespace) -> Iterator[Table | dict[str, Any]]:
+def run(options: argparse.Namespace) -> Parts:
     """Measure, and give the tables."""
     found = measure(options)
     yield {

@@ -28,18 +28,18 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
-from bench.command import Option
-from bench.printing import Columns, Table, progress
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torchvision import models
 from torchvision.ops import StochasticDepth
 
+from bench.command import Option
+from bench.printing import Columns, Parts, Table, progress
 from espalier_trainer.net2net import Insertion, WideningGroup, deepen, widen, widening_groups
 from espalier_trainer.net2net.deepening.deepen import deepen_in_place, insertion_points
 from espalier_trainer.net2net.deepening.points import InsertionPoint
@@ -296,7 +296,7 @@ def _row(columns: Columns, *figures: Any) -> Row:
     return {name: figure for (_, name, _), figure in zip(columns, figures, strict=True)}
 
 
-def run(options: argparse.Namespace) -> Iterator[Table]:
+def run(options: argparse.Namespace) -> Parts:
     """Measure, and give a table of points, one of layers and one of groups."""
     points = [measure_points(name, options.size) for name in options.models]
     yield Table.of("Milliseconds of a growth, and greatest errors", POINTS, points)

@@ -17,15 +17,14 @@ import json
 import random
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from bench.command import BenchError, Option
-from bench.printing import PROJECT, progress, versions
+from bench.printing import PROJECT, Parts, progress, versions
 from bench.zoo.measured import Row, measured
 from bench.zoo.models import Case, cases
-
 from espalier_core.files.documents import json_lines
 from espalier_core.growth.architecture import GrowthError
 
@@ -131,7 +130,7 @@ def chosen(options: argparse.Namespace) -> dict[str, Case]:
     return found
 
 
-def run(options: argparse.Namespace) -> Iterator[str | dict[str, object]]:
+def run(options: argparse.Namespace) -> Parts:
     """Measure, and give or write the page. Raises `BenchError` where a model could not be measured."""
     warnings.simplefilter("ignore")
     asked, file = chosen(options), options.work_dir / "rows.jsonl"

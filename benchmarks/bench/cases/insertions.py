@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.command import Option
-from bench.printing import Table
-
+from bench.printing import Parts, Table
 from espalier_agent.data import carried_corpus
 from espalier_core.estimates.gains import HARM
 from espalier_core.types.advice import Action
@@ -73,7 +72,7 @@ def row(name: str, found: Sequence[tuple[str, float]]) -> list[str]:
     return [name, f"{mean:+.4f}", within, f"{better:.0%}", f"{worse:.0%}", f"{len(families)}", f"{len(found)}"]
 
 
-def run(options: argparse.Namespace) -> Iterator[Table]:
+def run(options: argparse.Namespace) -> Parts:
     """Compare the ways in the corpora."""
     corpora = [*map(read_corpus, options.corpora)] or [carried_corpus(name) for name in CARRIED]
     trained = arms([record for corpus in corpora for record in corpus.cases])

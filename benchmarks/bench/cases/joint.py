@@ -16,15 +16,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from bench.command import Option
-from bench.printing import Table
-from bench.statistics import median_and_range, saved
 
+from bench.command import Option
+from bench.printing import Parts, Table
+from bench.statistics import median_and_range, saved
 from espalier_lab.scheduling.placement import placers
 from espalier_lab.scheduling.placement.beliefs import Belief, wide_prior
 from espalier_lab.scheduling.placement.candidates import candidates
@@ -145,7 +145,7 @@ def episodes(count: int, size: int) -> Table:
     return Table(f"Bursts of {size} jobs, {count} episodes", head, rows)
 
 
-def run(options: argparse.Namespace) -> Iterator[Table]:
+def run(options: argparse.Namespace) -> Parts:
     """Measure decisions, then play episodes."""
     yield decisions(options.repeats)
     for size in options.bursts:

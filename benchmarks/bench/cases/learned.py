@@ -21,18 +21,18 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from bench.command import PICTURE, Option
-from bench.printing import Table, progress
-from bench.statistics import interval, saved
 from matplotlib.figure import Figure
 
+from bench.command import PICTURE, Option
+from bench.printing import Parts, Table, progress
+from bench.statistics import interval, saved
 from espalier_lab.intervals import half_width
 from espalier_lab.scheduling.allocation.judging import NODES, greedy, judge
 from espalier_lab.scheduling.allocation.learning import learn_slots
@@ -124,7 +124,7 @@ def draw(found: dict[int, Judged], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def run(options: argparse.Namespace) -> Iterator[Table]:
+def run(options: argparse.Namespace) -> Parts:
     """Learn, judge, and give a table for each size of the cluster."""
     folder, seeds = options.work_dir, options.seeds
     settings, few = replace(SETTINGS, decisions=options.decisions), min(options.beside, seeds)

@@ -22,17 +22,16 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from bench.cases.learned import learnt_once
 from bench.command import Option
-from bench.printing import Table
+from bench.printing import Parts, Table
 from bench.runs import unpacked
 from bench.statistics import saved
-
 from espalier_lab.scheduling.allocation.forms import WorkerForm
 from espalier_lab.scheduling.allocation.learning import learn_workers
 from espalier_lab.scheduling.allocation.workloads import Mixed, StepByStep
@@ -173,7 +172,7 @@ def table(found: Found, loads: Sequence[str]) -> Table:
     return Table(f"load {', '.join(loads)}: {len(traces)} traces", head, rows)
 
 
-def run(options: argparse.Namespace) -> Iterator[Table]:
+def run(options: argparse.Namespace) -> Parts:
     """Learn, judge, and give a table for each load, and one for all."""
     loads, settings = options.loads, replace(SETTINGS, decisions=options.decisions, imitated=options.imitated)
     with tempfile.TemporaryDirectory() as scratch:

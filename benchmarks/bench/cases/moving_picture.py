@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.command import BenchError, Option
 from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.figure import Figure
 
+from bench.command import BenchError, Option
+from bench.printing import Parts
 from espalier_core.types.events import AdaptationFinished, AllocationChanged, EpochFinished
 from espalier_core.types.result import read_history, read_result
 from espalier_operator.local.files import HISTORY_FILE, RESULT_FILE
@@ -106,7 +107,7 @@ def draw(not_grown: Run, grown: Run, path: Path, seconds: float) -> None:
     moving.save(path, writer=PillowWriter(fps=FRAMES_A_SECOND))
 
 
-def run(options: argparse.Namespace) -> Iterator[str]:
+def run(options: argparse.Namespace) -> Parts:
     """Read both runs and draw them."""
     draw(run_in(options.not_grown), run_in(options.grown), options.gif, options.seconds)
     yield f"{options.gif}"

@@ -51,7 +51,7 @@ from bench.load.cluster import Figures, ServerError, Tools
 from bench.load.objects import Case, layout_of
 from bench.load.processes import move, shared_out
 from bench.load.stages import measure
-from bench.printing import PROJECT, Table, progress
+from bench.printing import PROJECT, Parts, Table, progress
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ def _cell(value: float | None, shape: str) -> str:
     return "–" if value is None else shape.format(value)
 
 
-def run(options: argparse.Namespace) -> Iterator[Table | str | dict[str, Any]]:
+def run(options: argparse.Namespace) -> Parts:
     """Measure each case, and give one table."""
     try:
         own, others = shared_out() if options.apart else (frozenset[int](), frozenset[int]())

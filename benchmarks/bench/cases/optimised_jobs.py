@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from bench.command import Option
-from bench.printing import Table, progress, share
-from bench.statistics import paired
 from torch import Tensor, nn
 
+from bench.command import Option
+from bench.printing import Parts, Table, progress, share
+from bench.statistics import paired
 from espalier_core.types.advice import Action
 from espalier_core.types.allocation import Allocation, Direction
 from espalier_core.types.events import AdaptationFinished
@@ -221,7 +221,7 @@ def trained(net: str, seed: int, options: argparse.Namespace, *, optimise: bool,
     return Trainer(job, model, data, services).run()
 
 
-def run(options: argparse.Namespace) -> Iterator[Table | str]:
+def run(options: argparse.Namespace) -> Parts:
     """Run the jobs, and give the table and the pairs."""
     rows, shares = [], []
     for seed in range(options.seeds):

@@ -30,7 +30,7 @@ import argparse
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,12 +40,12 @@ from typing import Final
 
 import numpy as np
 import torch
-from bench.command import PICTURE, Option
-from bench.printing import Table, progress
-from bench.statistics import error_bars, paired, saved
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from bench.command import PICTURE, Option
+from bench.printing import Parts, Table, progress
+from bench.statistics import error_bars, paired, saved
 from espalier_lab.scheduling.placement.actor import Actor
 from espalier_lab.scheduling.placement.beliefs import Belief, Prior, wide_prior
 from espalier_lab.scheduling.placement.cluster import PendingGang, PlacementCluster
@@ -293,7 +293,7 @@ def draw(judged: dict[str, dict[str, Floats]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def run(options: argparse.Namespace) -> Iterator[Table | str]:
+def run(options: argparse.Namespace) -> Parts:
     """Learn, choose, judge, and give a table without and one with a shift."""
     yield (
         f"{options.seeds} seeds of {', '.join(options.learners)}, {options.decisions:,} decisions each; a load of "

@@ -45,8 +45,7 @@ from bench.command import Option
 from bench.load import objects
 from bench.load.objects import Case, layout_of
 from bench.load.snapshots import after_nodes, after_pods, snapshots
-from bench.printing import Table
-
+from bench.printing import Parts, Table
 from espalier_core.k8s import resources
 from espalier_core.k8s.resources import Raw, Resource
 from espalier_operator.kube.apply.writer import JobWriter
@@ -261,7 +260,7 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         }
 
 
-def run(options: argparse.Namespace) -> Iterator[Table]:
+def run(options: argparse.Namespace) -> Parts:
     """Measure plans, then ticks."""
     collect_rarely()
     names = ("case", "constraints", "racks", "workers", "actions", "podMs", "nodeMs", "maxMs")

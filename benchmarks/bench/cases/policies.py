@@ -25,9 +25,8 @@ from pathlib import Path
 from random import Random
 
 from bench.command import Option
-from bench.printing import Columns, Table
+from bench.printing import Columns, Parts, Table
 from bench.runs import unpacked
-
 from espalier_lab.simulator.cluster import nodes_of
 from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
 from espalier_lab.simulator.jobs import SimulatedJob
@@ -225,7 +224,7 @@ def gavel_rows(folder: Path) -> Iterator[dict[str, object]]:
         }
 
 
-def run(options: argparse.Namespace) -> Iterator[Table]:
+def run(options: argparse.Namespace) -> Parts:
     """Simulate, and give the tables."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.data or unpacked("pollux", Path(scratch))

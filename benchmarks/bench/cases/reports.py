@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.command import Option
-from bench.printing import PROJECT
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from bench.command import Option
+from bench.printing import PROJECT, Parts
 
 OURS, OTHER, GREY = "#1b5e20", "#1565c0", "#9e9e9e"
 
@@ -104,7 +105,7 @@ OPTIONS = {
 FIGURES = {"scheduling": scheduling, "elastic": elastic, "rewrites": rewrites, "zoo": zoo}
 
 
-def run(options: argparse.Namespace) -> Iterator[str]:
+def run(options: argparse.Namespace) -> Parts:
     """Write all figures into a folder."""
     for name, draws in FIGURES.items():
         figure = Figure(figsize=(7.6, 4.2), layout="constrained")

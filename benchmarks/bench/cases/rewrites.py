@@ -18,15 +18,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
-from bench.command import Option
-from bench.printing import Table, progress
-from bench.rewritten.nets import Case, Sizes, case_of, rank_of
 from torch import nn
 
+from bench.command import Option
+from bench.printing import Parts, Table, progress
+from bench.rewritten.nets import Case, Sizes, case_of, rank_of
 from espalier_lab.rewriting.engine import SEARCHES, Errors, RewritePlan, apply, search
 from espalier_lab.rewriting.engine.costs import Sums
 from espalier_lab.rewriting.engine.emitting import emitted
@@ -47,7 +47,7 @@ QUICK = {"nets": ["handwritten", "repvgg-like"], "pairs": 5, "graphs": 10, "eval
 SHORT_PAIRS = 3
 
 
-def run(options: argparse.Namespace) -> Iterator[Table | str]:
+def run(options: argparse.Namespace) -> Parts:
     """Measure, and give the tables."""
     sizes = Sizes(options.pairs, options.graphs, options.evaluations, options.batch)
     gains, ranks = [], []

@@ -15,16 +15,16 @@ import logging
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
-from bench.command import Option
-from bench.printing import Table, progress
-from bench.zoo.models import Case, cases
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from bench.command import Option
+from bench.printing import Parts, Table, progress
+from bench.zoo.models import Case, cases
 from espalier_lab.rewriting.engine import OperatorCosts, RewritesRefusedError, apply, capture, search, verify
 from espalier_lab.rewriting.engine.matching import Matches
 from espalier_lab.rewriting.learned.nets import NETS
@@ -103,7 +103,7 @@ def logits_of(case: Case) -> Callable[[], Built]:
     return build
 
 
-def run(options: argparse.Namespace) -> Iterator[Table]:
+def run(options: argparse.Namespace) -> Parts:
     """Look at each model, and give the table."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

@@ -21,17 +21,17 @@ import copy
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import gymnasium
 import torch
+
 from bench.cases.rewrites_learned import DRAWS, NETS, TABLE, Reference
 from bench.command import Option
-from bench.printing import Table, progress
+from bench.printing import Parts, Table, progress
 from bench.statistics import interval
-
 from espalier_lab.rewriting.engine import SearchResult
 from espalier_lab.rewriting.engine.search import SEARCHES, at_random
 from espalier_lab.rewriting.learned import RewriteLearnerSettings, learn, walks
@@ -179,7 +179,7 @@ class Bench:
             self.judge(f"dream {temperature:g}", awake, controller, seed, recorded, cost, dream)
 
 
-def run(options: argparse.Namespace) -> Iterator[Table]:
+def run(options: argparse.Namespace) -> Parts:
     """Learn, judge, and give the tables."""
     options.table = options.table or options.work_dir
     benches = [bench for name in options.nets if (bench := Bench(name, options)).whole > 0]

@@ -19,16 +19,15 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from bench.command import Option
-from bench.printing import Table, progress
+from bench.printing import Parts, Table, progress
 from bench.rewritten.nets import Case, Sizes, case_of
 from bench.statistics import interval
-
 from espalier_core.files.documents import json_lines
 from espalier_lab.rewriting.engine import OperatorCosts, SearchResult
 from espalier_lab.rewriting.engine.search import SEARCHES, at_random
@@ -116,7 +115,7 @@ class Reference:
         return 1 / step.gain, (1 / high, 1 / low)
 
 
-def run(options: argparse.Namespace) -> Iterator[Table]:
+def run(options: argparse.Namespace) -> Parts:
     """Learn, judge, and give the table."""
     options.table, file = options.table or options.work_dir, options.work_dir / "runs.jsonl"
     done = read(file)

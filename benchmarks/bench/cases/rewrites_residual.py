@@ -19,14 +19,13 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
 from bench.command import Option
-from bench.printing import Table, progress
+from bench.printing import Parts, Table, progress
 from bench.rewritten.nets import Case, Sizes, walked
-
 from espalier_lab.intervals import half_width
 from espalier_lab.rewriting.engine import OperatorCosts, capture
 from espalier_lab.rewriting.engine.emitting import emitted
@@ -71,7 +70,7 @@ class Subject:
         return found
 
 
-def run(options: argparse.Namespace) -> Iterator[Table]:
+def run(options: argparse.Namespace) -> Parts:
     """Measure, choose, and give the table."""
     subjects = [measured(family, number, options) for family in FAMILIES for number in range(options.members)]
     known = {(one.family, one.number): one.known() for one in subjects}

@@ -20,16 +20,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from random import Random
 from typing import Final
 
 from bench.command import Option
-from bench.printing import Table, progress
+from bench.printing import Parts, Table, progress
 from bench.statistics import interval, paired
-
 from espalier_lab.commands.simulation_sources import carried_curves
 from espalier_lab.simulator.cluster import nodes_of
 from espalier_lab.simulator.generate import generate
@@ -143,7 +141,7 @@ def table(case: Case, found: dict[str, list[tuple[float, float]]]) -> Table:
     return Table(title, head, rows)
 
 
-def run(options: argparse.Namespace) -> Iterator[Table]:
+def run(options: argparse.Namespace) -> Parts:
     """Simulate, and give a table for each load and error."""
     for error in options.errors:
         for load in options.loads:

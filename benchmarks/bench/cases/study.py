@@ -12,15 +12,14 @@ import argparse
 import multiprocessing
 import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from bench.command import Option
 from bench.paper import Learnt, Run, greedy, learn_many
 from bench.paper_figures import FIGURE_8A, FIGURE_10, FIGURE_12, SCENARIOS, draw
-from bench.printing import progress
-
+from bench.printing import Parts, progress
 from espalier_agent.data import lamelas_tables
 from espalier_agent.evaluation.evaluate import (
     SequenceResult,
@@ -251,7 +250,7 @@ def table(head: str, rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def run(options: argparse.Namespace) -> Iterator[str]:
+def run(options: argparse.Namespace) -> Parts:
     """Learn, draw and write."""
     trees = [decision_tree(each) for each in lamelas_tables()]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:

@@ -21,7 +21,6 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -30,9 +29,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench.command import Option
-from bench.printing import Table, progress
+from bench.printing import Parts, Table, progress
 from bench.statistics import saved
-
 from espalier_core.files.documents import json_lines
 from espalier_lab.scheduling.placement.beliefs import Belief, Prior
 from espalier_lab.scheduling.placement.elastic import ElasticCluster
@@ -123,7 +121,7 @@ def table(found: dict[str, list[Played]], title: str) -> Table:
     return Table(title, head, rows)
 
 
-def run(options: argparse.Namespace) -> Iterator[Table | str]:
+def run(options: argparse.Namespace) -> Parts:
     """Learn the prior, play, and give a table for each load."""
     if options.decision:
         jobs, nodes = options.decision

@@ -11,13 +11,12 @@ Takes seconds.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-from bench.command import Option
-from bench.printing import Table
 
+from bench.command import Option
+from bench.printing import Parts, Table
 from espalier_agent.data import carried_corpus, corpus_names
 from espalier_core.estimates.gains import RACING, SHARES, seen
 from espalier_core.types.job import Trials
@@ -46,7 +45,7 @@ def loss(arm: ArmRecord, share: float | None) -> float | None:
     return arm.losses[MARKS.index(share)] if arm.losses else None
 
 
-def run(options: argparse.Namespace) -> Iterator[Table]:
+def run(options: argparse.Namespace) -> Parts:
     """Give slope and deviation of the evidence of both manners of trials."""
     moments = [moment for name in options.corpora for case in carried_corpus(name).cases for moment in case.moments]
     rows = []

@@ -18,13 +18,12 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from bench.command import Option
-from bench.printing import Table, progress
+from bench.printing import Parts, Table, progress
 from bench.statistics import saved
-
 from espalier_lab.scheduling.placement import placers
 from espalier_lab.scheduling.placement.beliefs import Prior
 from espalier_lab.scheduling.placement.candidates import Nodes
@@ -96,7 +95,7 @@ def table(load: float, times: dict[str, list[float]]) -> Table:
     return Table(f"Load {load:g}, {len(times[WISHES])} episodes", head, rows)
 
 
-def run(options: argparse.Namespace) -> Iterator[Table | str]:
+def run(options: argparse.Namespace) -> Parts:
     """Learn the prior, choose the cost of opening nodes, and give a table of the episodes to judge for each load."""
     # At the family's own load, as `espalier policies retrain --placement` does, which learns from 20 episodes, not 80.
     drawn = [episode(Family(), SeedSplit.TRAIN, index) for index in range(options.train)]

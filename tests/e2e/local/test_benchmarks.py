@@ -12,15 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-# Benchmarks are no package of the workspace.
-sys.path.insert(0, str(BENCHMARKS))
-BENCH = ("env", f"PYTHONPATH={BENCHMARKS}", sys.executable, "-m", "bench")
+from bench.command import main
+from bench.paying.arms import Arm
+from bench.paying.runs import Head, Runs
 
-import cifar  # noqa: E402
-import gpt  # noqa: E402
-from paying.arms import Arm  # noqa: E402
-from paying.runs import Head, Runs  # noqa: E402
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+BENCH = ("env", f"PYTHONPATH={BENCHMARKS}", sys.executable, "-m", "bench")
 
 
 def test_what_changes_of_the_workers_cost(tmp_path: Path) -> None:
@@ -44,12 +41,8 @@ def test_what_growth_into_extra_gpus_pays(tmp_path: Path) -> None:
 
     The GPU stays for long: on a busy machine a join is measured to cost half a second, and is charged.
     """
-    runs, picture = tmp_path / "runs.jsonl", tmp_path / "pays.png"
-    command = [
-        *(sys.executable, str(BENCHMARKS / "elastic_pays.py"), str(BENCHMARKS.parent / "examples" / "digits.yaml")),
-        *("--seeds", "1", "--time-budget", "2", "--come", "20%", "--length", "70%", "--processes", "1"),
-        *("--rounds", "1", "--runs", str(runs), "--picture", str(picture)),
-    ]
+    runs, picture = tmp_path / "digits.jsonl", tmp_path / "pays-digits.png"
+    command = [*BENCH, "pays", "--quick", "--work-dir", str(tmp_path), "--picture", str(tmp_path / "pays.png")]
     for missing in (5, 0):
         temporary = tmp_path / f"temporary-{missing}"
         temporary.mkdir()
@@ -118,13 +111,12 @@ def test_a_residual_net_is_compared_with_fixed_depths(
                 pixels = chance.integers(0, 90, (32, 32, 3))
                 pixels[:, :, name % 3] += 15 * name
                 Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
-    runs, page = tmp_path / "cifar.jsonl", tmp_path / "page.md"
-    page.write_text("<!-- BEGIN figures (benchmarks/cifar.py) -->\nold\n<!-- END figures -->\nafter\n")
+    runs, page = tmp_path / "runs.jsonl", tmp_path / "page.md"
+    page.write_text("<!-- BEGIN figures (make bench-cifar) -->\nold\n<!-- END figures -->\nafter\n")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    options = ["--quick", "--data", str(tmp_path / "data"), "--runs", str(runs), "--page", str(page)]
-    monkeypatch.setattr(sys, "argv", ["cifar.py", *options])
+    options = ["--quick", "--data", str(tmp_path / "data"), "--work-dir", str(tmp_path), "--page", str(page)]
     for made in (2, 0):
-        cifar.main()
+        main(["cifar", *options])
         told = capsys.readouterr()
         assert told.err.count(" error (") == made
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told.out.splitlines() if "|" in line]
@@ -138,17 +130,14 @@ def test_a_residual_net_is_compared_with_fixed_depths(
     assert "| 1 → 4, exact at 20% | 0.004 | 0 | not run |" in text
 
 
-def test_a_language_model_is_compared_with_fixed_depths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_language_model_is_compared_with_fixed_depths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The quick form, twice, in this process: the second call finds all runs done, and writes what there is."""
-    runs, page = tmp_path / "gpt.jsonl", tmp_path / "page.md"
+    page = tmp_path / "page.md"
     other = "**Budget 160 virtual seconds**\n\n| arm | of another budget |\n\n"
     old = f"old\n\n**Budget 2 virtual seconds**\n\n| arm | measured before |\n\n{other}"
-    page.write_text(f"before\n<!-- BEGIN figures (benchmarks/gpt.py) -->\n{old}<!-- END figures -->\nafter\n")
-    monkeypatch.setattr(sys, "argv", ["gpt.py", "--quick", "--runs", str(runs), "--page", str(page)])
+    page.write_text(f"before\n<!-- BEGIN figures (make bench-gpt) -->\n{old}<!-- END figures -->\nafter\n")
     for made in (3, 0):
-        gpt.main()
+        main(["gpt", "--quick", "--work-dir", str(tmp_path), "--page", str(page)])
         told = capsys.readouterr()
         assert told.err.count(" bits (") == made
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told.out.splitlines() if "|" in line]
@@ -166,10 +155,7 @@ def test_a_language_model_is_compared_with_fixed_depths(
 
 def test_what_a_batch_size_that_follows_goodput_pays() -> None:
     """On the assumed device, where 64 examples are few, it grows."""
-    command = [sys.executable, str(BENCHMARKS / "batch.py"), "--cases", "device", "--workers", "1", "--seeds", "2"]
-    result = subprocess.run(
-        [*command, "--time-budget", "0.6", "--markdown"], capture_output=True, text=True, timeout=280
-    )
+    result = subprocess.run([*BENCH, "batch", "--quick", "--markdown"], capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines() if "|" in line]
     fixed, goodput = (next(row for row in rows if row[:2] == ["device, 1", arm]) for arm in ("Fixed", "Goodput"))

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-# Benchmarks are no package of the workspace.
-sys.path.insert(0, str(BENCHMARKS))
-
-from flagship.arms import Arm, Cell  # noqa: E402
-from flagship.language import gpt  # noqa: E402
-from flagship.training import Bench  # noqa: E402
+from bench.cases.gpt import gpt
+from bench.flagship.subject import Arm, Cell
+from bench.flagship.training import Bench
 
 BUDGET, MOMENT = 0.6, 0.2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from bench.cases import agent as bench
 from bench.cases.agent import (
     BASELINES,
@@ -17,7 +18,6 @@ from bench.cases.agent import (
     without_network,
 )
 from bench.printing import Table
-
 from espalier_agent.evaluation.evaluate import greedy_sequence
 from espalier_agent.learners.expected import FIT, learn
 from espalier_agent.tables.tree import decision_tree

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from bench.cases.study import CURRICULA, report, run_study
 from bench.paper import LEARNING_RATE, Run, greedy, learn_many
 from bench.paper_figures import draw
-
 from espalier_agent.data import lamelas_tables
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED

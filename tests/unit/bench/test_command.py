@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from bench import command
 from bench.command import PICTURE, BenchError, Option, cases, main, parsed
 from bench.printing import PROJECT, Table, share

@@ -1,36 +1,14 @@
-"""What `benchmarks/shrinking.py` counts: paired differences, and virtual time in which teaching is paid for."""
+"""What `make bench-shrinking` counts: paired differences, and virtual time in which teaching is paid for."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-from reclaiming.arms import Case, Run, run_seed  # noqa: E402
-from reclaiming.costs import Prices  # noqa: E402
-from shrinking import difference, draw, markdown  # noqa: E402
-
-from espalier_core.validation.reading import load_job, with_spec  # noqa: E402
-from espalier_lab.growth.collect.cost import StepCost  # noqa: E402
-
-
-def run_of(arm: str, seed: int, accuracy: float) -> Run:
-    return Run(arm, seed, 1.0, 1.0, accuracy, 10, 4, "")
-
-
-def test_differences_are_paired_by_seed_with_students_interval() -> None:
-    runs = [run_of("keep", seed, 0.5 + seed / 10) for seed in range(3)]
-    runs += [run_of("distil", seed, 0.5 + seed / 10 + gain) for seed, gain in enumerate((0.01, 0.02, 0.03))]
-    gain = difference(runs, "distil")
-    assert gain.mean == pytest.approx(0.02)
-    # t(0.975, 2) = 4.3027, times .01 / sqrt(3)
-    reach = pytest.approx(4.3027 * 0.01 / 3**0.5, rel=1e-4)
-    assert (gain.high - gain.mean, gain.mean - gain.low) == (reach, reach)
-    assert gain.wins == 3
+from bench.cases.shrinking import Case, Prices, draw, run_seed, table
+from espalier_core.validation.reading import load_job, with_spec
+from espalier_lab.growth.collect.cost import StepCost
 
 
 def test_arms_share_all_up_to_the_reclaim_and_teaching_costs_steps(tmp_path: Path) -> None:
@@ -46,6 +24,6 @@ def test_arms_share_all_up_to_the_reclaim_and_teaching_costs_steps(tmp_path: Pat
     assert [by_arm[arm].depth for arm in ("keep", "return", "weights", "distil", "rule")] == [7, 4, 4, 4, 7]
     assert by_arm["rule"].reason == "TooLateToDistil"
     assert by_arm["rule"].accuracy == by_arm["keep"].accuracy
-    assert markdown(runs, 0.5).count("\n") == 1 + 5 + 1
+    assert len(table(runs, "digits", 0.5).rows) == 5 + 1
     draw(runs * 2, "digits", 0.5, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

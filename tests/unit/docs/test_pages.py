@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 import pytest
-from bench import command as bench
 
+from bench import command as bench
 from espalier_cli.main import cli
 from espalier_core.validation.reading import load_jobs, parse_jobs
 from pages import commands

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from bench.cases import reports
 from bench.command import main
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from bench.cases.growth_zoo import page
 from bench.zoo.measured import Row, measured
 from bench.zoo.models import cases

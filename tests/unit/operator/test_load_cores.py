@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from bench.cases.operator import table
 from bench.load.objects import Case
 from bench.load.processes import running, shared_out

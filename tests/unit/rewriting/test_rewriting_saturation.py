@@ -6,9 +6,9 @@ import os
 
 import pytest
 import torch
-from bench.rewritten.extraction import by_greedy_graph, by_tree, exact
 from torch import Tensor, nn
 
+from bench.rewritten.extraction import by_greedy_graph, by_tree, exact
 from espalier_lab.rewriting.engine import OperatorCosts, capture, verify
 from espalier_lab.rewriting.engine.emitting import emitted
 from espalier_lab.rewriting.learned.nets import Handwritten, Reparametrised

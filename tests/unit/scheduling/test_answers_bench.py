@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from bench.cases import joint
 from bench.command import main
-
 from espalier_lab.scheduling.placement.tasks import Family
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench.cases import learned
-from bench.command import main
 from click.testing import CliRunner
 
+from bench.cases import learned
+from bench.command import main
 from espalier_cli.main import cli
 from espalier_lab.scheduling.allocation import judging, learning
 from espalier_lab.scheduling.allocation.source import source

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from bench.cases import learned_workers
 from bench.cases.learned_workers import Trace, Workloads
 from bench.command import main
-
 from espalier_lab.scheduling.learned.files import read_policy
 from espalier_lab.scheduling.learners.learner import LearnerSettings
 from espalier_lab.simulator.jobs import SimulatedJob

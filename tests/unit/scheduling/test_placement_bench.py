@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from bench.cases import placement
 from bench.command import main
-
 from espalier_lab.scheduling.learners.learner import LearnerSettings
 from espalier_lab.scheduling.placement.tasks import Family
 

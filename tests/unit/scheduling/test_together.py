@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.cases import together
-from bench.command import main
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.cases import together
+from bench.command import main
 from espalier_lab.scheduling.placement.beliefs import Prior
 from espalier_lab.scheduling.placement.candidates import Nodes, candidates, emptiest
 from espalier_lab.scheduling.placement.configurations import Configurations, Weighed, counts

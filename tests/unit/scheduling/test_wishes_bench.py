@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from bench.cases import wishes
 from bench.command import main
-
 from espalier_lab.scheduling.placement.beliefs import wide_prior
 from espalier_lab.scheduling.placement.cluster import PlacementCluster
 from espalier_lab.scheduling.placement.tasks import Family, PlacementEpisode, episode

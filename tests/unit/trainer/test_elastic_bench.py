@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
 from bench.joining.models import width
 from bench.joining.place import FOLLOWING, Step, StepLog, Steps, first_of, gap, pause, redone, samples_a_second
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-# Benchmarks are no package of the workspace.
-sys.path.insert(0, str(BENCHMARKS))
-
-from harness.statistics import paired  # noqa: E402
-from paying.arms import Arm, timeline  # noqa: E402
-from paying.costs import Costs, ElasticClock, LayerCosts  # noqa: E402
-from paying.runs import Head, Run, Runs, kept_costs, lines  # noqa: E402
+from bench.paying.arms import Arm, Costs, ElasticClock, LayerCosts, timeline
+from bench.paying.runs import Head, Run, Runs, kept_costs, lines
 
 COSTS = Costs(
     one=LayerCosts(base=0.01, added={"block0": 0.002}),
@@ -50,15 +43,6 @@ def test_ideal_workers_cost_their_part_of_the_work_alone() -> None:
     ideal = COSTS.ideal(0.5)
     assert ideal.two == LayerCosts(base=0.005, added={"block0": 0.001})
     assert (ideal.join_s, ideal.leave_s, ideal.growth_s) == (0, 0, COSTS.growth_s)
-
-
-def test_an_interval_is_students() -> None:
-    """Five differences of which scipy's own interval is known: mean 3, standard error sqrt(2.5 / 5), t = 2.776."""
-    found = paired([1, 2, 3, 4, 5])
-    assert (found.mean, found.wins, found.count) == (3, 5, 5)
-    assert found.high - 3 == pytest.approx(2.7764 * 0.5**0.5, rel=1e-4)
-    assert 3 - found.low == pytest.approx(found.high - 3)
-    assert found.cell.startswith("**+3.000")
 
 
 def test_runs_are_kept_and_gone_on_with(tmp_path: Path) -> None:

@@ -1,1 +1,0 @@
-"""Runs of the ready trainer in virtual time, with a batch size that is fixed or follows goodput."""

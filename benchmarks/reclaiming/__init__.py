@@ -1,1 +1,0 @@
-"""What a reclaim costs: the arms of `benchmarks/shrinking.py`, their prices and tables."""

@@ -181,13 +181,7 @@ def _charge(leader: Leader, clock: Clock, cost: Throughput) -> None:
 
 
 def _run_of(
-    leader: Leader,
-    result: TrainingResult,
-    case: str,
-    batch: BatchSizing,
-    workers: int,
-    seed: int,
-    budget: float,
+    leader: Leader, result: TrainingResult, case: str, batch: BatchSizing, workers: int, seed: int, budget: float
 ) -> Run:
     if result.test_accuracy is None or result.test_loss is None:
         raise RuntimeError(f"{case}, {batch}, {workers} workers, seed {seed}: {result.reason}: {result.message}")

@@ -86,10 +86,7 @@ def train(job: AdaptiveTrainingJob, arm: str, seed: int, arrive: float) -> Run:
         result.steps,
         tuple(adaptation.action for adaptation in result.adaptations),
         tuple((event.used_seconds, event.validation_accuracy) for event in epochs),
-        (
-            (0.0, result.depth_before),
-            *((each.used_seconds, each.depth_after) for each in result.adaptations),
-        ),
+        ((0.0, result.depth_before), *((each.used_seconds, each.depth_after) for each in result.adaptations)),
     )
 
 

@@ -55,10 +55,7 @@ def gpt() -> Subject:
         cost=StepCost(0.001, 0.004),
         measure="bits per character",
         short="bits",
-        kept={
-            Arm.INITIALISED: ("embedding.", "places", "norm.", "head."),
-            Arm.EMBEDDINGS: ("embedding.", "places"),
-        },
+        kept={Arm.INITIALISED: ("embedding.", "places", "norm.", "head."), Arm.EMBEDDINGS: ("embedding.", "places")},
         first_rate=0.004,
         epoch={"windows": EPOCH_WINDOWS},
     )

@@ -27,10 +27,7 @@ OPTIONS: Final = {
     "device": Option("cuda"),
     "controls": Option(False, "also the controls"),
 }
-QUICK: Final = {
-    **{"budgets": [2.0], "seeds": 1, "rates": [0.001] * 3},
-    "arms": [Arm.ONE, Arm.FOUR, Arm.UNFOLDED],
-}
+QUICK: Final = {**{"budgets": [2.0], "seeds": 1, "rates": [0.001] * 3}, "arms": [Arm.ONE, Arm.FOUR, Arm.UNFOLDED]}
 
 
 def gpt_large(path: str, device: str) -> Subject:

@@ -100,10 +100,7 @@ def _answers(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    lines = [
-        "| model | layers | blocks | groups | difference |",
-        "| --- " + "| ---: " * 4 + "|",
-    ]
+    lines = ["| model | layers | blocks | groups | difference |", "| --- " + "| ---: " * 4 + "|"]
     for row in rows:
         single = " (float32)" if row.dtype == "float32" else ""
         counts = (row.layers, f"{row.blocks}+{row.scaled}" if row.scaled else row.blocks, row.groups)

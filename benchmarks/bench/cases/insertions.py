@@ -24,11 +24,7 @@ from espalier_core.types.outcomes import ArmRecord, CaseRecord, read_corpus
 from espalier_lab.intervals import Interval
 
 CARRIED = ("inserted-free", "inserted-growth")
-PAIRS = (
-    (Insertion.EXACT, "none"),
-    (Insertion.SCALED, Insertion.EXACT),
-    (Insertion.UNFOLD, Insertion.EXACT),
-)
+PAIRS = ((Insertion.EXACT, "none"), (Insertion.SCALED, Insertion.EXACT), (Insertion.UNFOLD, Insertion.EXACT))
 OPTIONS = {"corpora": Option([], "files, in place of those that are carried", type=Path)}
 Run = tuple[str, str, float, Action]
 """Family, case, moment and the run that grows."""

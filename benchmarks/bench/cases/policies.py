@@ -50,10 +50,7 @@ POLICIES = {"tiresias": "tiresias", "optimus": "optimus", "soonest": "pollux", "
 RUNS = 3
 DRIVERS: Mapping[
     str, tuple[Callable[[Sequence[SimulatedJob], Sequence[SimulatedNode], Policy], Rounds | Planned], int]
-] = {
-    "rounds": (Rounds, RUNS),
-    "plan": (Planned, 1),
-}
+] = {"rounds": (Rounds, RUNS), "plan": (Planned, 1)}
 """By name: what simulates, and how often."""
 COLUMNS: Columns = (
     ("policy", "policy", ""),

@@ -98,10 +98,7 @@ def zoo(axes: Axes, page: Path) -> None:
 
 
 REPORTS = PROJECT / "docs" / "reports"
-OPTIONS = {
-    "pages": Option(REPORTS, "folder of the reports"),
-    "to": Option(REPORTS / "images", "folder of the figures"),
-}
+OPTIONS = {"pages": Option(REPORTS, "folder of the reports"), "to": Option(REPORTS / "images", "folder of the figures")}
 FIGURES = {"scheduling": scheduling, "elastic": elastic, "rewrites": rewrites, "zoo": zoo}
 
 

@@ -69,7 +69,7 @@ OPTIONS = {
     "forward_cost": Option(None, "cost of a forward, as a share of a step; default: measured", type=float),
     "picture": PICTURE,
 }
-QUICK = {"seeds": 1, "time_budget": 1.0, "step_cost": "2,1", "forward_cost": 0.3}
+QUICK = {"seeds": 1, "time_budget": 1.0, "step_cost": "2,1,1,1", "forward_cost": 0.3}
 
 
 _ROUNDS, _STEPS = 7, 40

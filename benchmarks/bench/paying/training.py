@@ -72,12 +72,7 @@ def train(
         example = data_of(job.spec.training.dataset).example_input()
         return deepened_from_scratch(model, layers, example, job.spec.adaptation.insertion)
 
-    clock = ElasticClock(
-        job.spec.time_budget_seconds,
-        costs.one.of,
-        arrivals,
-        joint_seconds=costs.two.of,
-    )
+    clock = ElasticClock(job.spec.time_budget_seconds, costs.one.of, arrivals, joint_seconds=costs.two.of)
     joint = 0
 
     def took(seconds: float) -> None:

@@ -92,6 +92,7 @@ dashboards: .venv/.ready  ## generate the dashboards, the alert rules and docs/r
 docs: .venv/.ready  ## generate pages and build the documentation into site/; dead links are errors
 	PYTHONPATH=hack .venv/bin/python -m espalier_generate.pages job docs/reference/job.md
 	PYTHONPATH=hack .venv/bin/python -m espalier_generate.pages reasons docs/reference/reasons.md
+	PYTHONPATH=hack .venv/bin/python -m espalier_generate.pages client docs/reference/client.md
 	PYTHONPATH=hack .venv/bin/python -m espalier_generate.pages commands docs/reference/cli.md
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
 	@echo site/index.html

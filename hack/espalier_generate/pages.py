@@ -1,16 +1,17 @@
-"""The pages that are generated from the code: the job field by field, all reasons, and the reference of all commands.
+"""The pages that are generated from the code: the job field by field, all reasons, the Python client, all commands.
 
-`python -m espalier_generate.pages job|reasons|commands` prints one; with a path, it writes it there. In
+`python -m espalier_generate.pages job|reasons|client|commands` prints one; with a path, it writes it there. In
 the page of commands, it renews what is between the marks.
 """
 
 from __future__ import annotations
 
 import html
+import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +19,14 @@ import click
 
 from espalier_cli.cluster.remedies import remedy_for
 from espalier_cli.main import cli
+from espalier_core.base import field_docs
+from espalier_core.client import JobClient, JobHandle, connect
 from espalier_core.files.documents import print_or_write, write_text_atomically
+from espalier_core.k8s.jobs import Event
+from espalier_core.types.explanation import Explanation
 from espalier_core.types.job import KIND, JobSpec
 from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.result import RunResult
 from espalier_generate.crd import Schema, structural
 from espalier_generate.crd_rules import RULES
 
@@ -189,6 +195,42 @@ def _reason_section(reason: Reason) -> Iterator[str]:
         yield "\n".join(["```sh", *remedy.commands, "```\n"])
 
 
+_CLIENT_HEAD: Final = """\
+# The Python client
+
+<!-- Written by `make docs` from core/src/espalier_core/client/. Do not edit it here. -->
+
+`espalier_core.client` submits jobs to a cluster or to this machine, and looks after them
+([an example](../train.md#from-python)). The commands for jobs of a cluster are written on it. On this machine, each
+job is a process `espalier run` (of the package `espalier-cli[train]`) with a folder of its own, and outlives the
+Python that has started it. It has GPUs of its own, too: jobs that are to share GPUs are one `espalier run`.
+"""
+
+
+def client_page() -> str:
+    """Return the reference of the Python client: its signatures and docstrings, and the fields of what it returns."""
+    parts = [_CLIENT_HEAD, _entry("##", "connect", connect)]
+    for owner in (JobClient, JobHandle, Explanation):
+        parts.append(f"## {owner.__name__}\n\n{inspect.getdoc(owner)}\n")
+        members = ((name, each) for name, each in vars(owner).items() if inspect.isfunction(each) and name[0] != "_")
+        parts += [_entry("###", name, each) for name, each in members]
+    shown = {"Explanation": field_docs(Explanation), "Event": field_docs(Event)}
+    shown["RunResult"] = {name: field.description or "" for name, field in RunResult.model_fields.items()}
+    for owner_name, fields in shown.items():
+        parts.append(f"## Fields of {owner_name}\n\n| field | meaning |\n| --- | --- |")
+        parts += [f"| `{name}` | {_cell(text)} |" for name, text in fields.items()]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _entry(level: str, name: str, function: Callable[..., Any]) -> str:
+    found = inspect.signature(function)
+    named = (each for each in found.parameters.values() if each.name != "self")
+    taken = [each.replace(annotation=inspect.Parameter.empty) for each in named]
+    called = str(found.replace(parameters=taken, return_annotation=inspect.Signature.empty))
+    return f"{level} `{name}{called}` → `{found.return_annotation}`\n\n{inspect.getdoc(function)}\n"
+
+
 BEGIN, END = "<!-- BEGIN reference -->", "<!-- END reference -->"
 _WIDTH = 100
 
@@ -233,13 +275,15 @@ def main(arguments: Sequence[str]) -> None:
             print_or_write(job_page(), path)
         case "reasons":
             print_or_write(reasons_page(), path)
+        case "client":
+            print_or_write(client_page(), path)
         case "commands" if path:
             place = Path(path[0])
             write_text_atomically(place, renewed(place.read_text(encoding="utf-8"), reference()))
         case "commands":
             print(reference())
         case _:
-            sys.exit("usage: python -m espalier_generate.pages job|reasons|commands [PATH]")
+            sys.exit("usage: python -m espalier_generate.pages job|reasons|client|commands [PATH]")
 
 
 if __name__ == "__main__":

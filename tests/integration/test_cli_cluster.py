@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from apiserver import JOBS, ApiServer
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from fake_kubelet import FakeKubelet
 from operators import InProcess, Jobs, make_extra_class
@@ -216,6 +218,55 @@ def test_a_job_is_suspended_and_resumed(cluster: ApiServer) -> None:
         assert missing.exit_code == 2
         assert "hint: did you mean pauses?" in missing.stderr
     assert "has no pods now" in espalier(cluster.kubeconfig, "logs", f"{namespace}/pauses").stderr
+
+
+def test_jobs_are_submitted_completed_by_name_and_deleted(cluster: ApiServer, tmp_path: Path) -> None:
+    namespace = cluster.namespace()
+    file = tmp_path / "jobs.yaml"
+    file.write_text((PROJECT / "examples" / "digits.yaml").read_text())
+    made = espalier(cluster.kubeconfig, "submit", str(file), "-n", namespace)
+    assert (made.exit_code, made.stdout) == (0, f"{namespace}/digits\n"), made.stderr
+    assert "delete it first" in espalier(cluster.kubeconfig, "submit", str(file), "-n", namespace).stderr
+    given = ["explain", "--kubeconfig", str(cluster.kubeconfig), "-n", namespace]
+    found = ShellComplete(cli, {}, "espalier", "").get_completions(given, "dig")
+    assert [item.value for item in found] == ["digits"]
+    assert ShellComplete(cli, {}, "espalier", "").get_completions(["explain", "--kubeconfig", str(file)], "dig") == []
+    done = espalier(cluster.kubeconfig, "delete", "digits", "-n", namespace)
+    assert (done.exit_code, done.stderr) == (0, f"{namespace}/digits is deleted\n")
+    assert espalier(cluster.kubeconfig, "delete", "digits", "-n", namespace).exit_code == 2
+    file.write_text("kind: AdaptiveTrainingJob\n")
+    invalid = espalier(cluster.kubeconfig, "submit", str(file), "-n", namespace)
+    assert invalid.exit_code == 2
+    assert "apiVersion" in invalid.stderr
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_list_goes_on_with_what_changes(cluster: ApiServer, form: str) -> None:
+    namespace = cluster.namespace()
+    jobs = Jobs(cluster, namespace)
+    jobs.make("first")
+    words = [sys.executable, "-m", "espalier_cli", "list", "-n", namespace, "--watch", "-o", form]
+    process = subprocess.Popen(
+        [*words, "--kubeconfig", str(cluster.kubeconfig)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+
+    def shown() -> tuple[str, str]:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        cells = line.split()
+        return (cells[1], cells[2]) if form == "table" else (json.loads(line)["name"], json.loads(line)["phase"])
+
+    if form == "table":
+        assert shown() == ("NAME", "PHASE")
+    assert shown() == ("first", "Pending")
+    jobs.make("second")
+    assert shown() == ("second", "Pending")
+    jobs.delete("first")
+    assert shown() == ("first", "Deleted")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "interrupted\n")
 
 
 # ---- who may not see everything, and what goes wrong

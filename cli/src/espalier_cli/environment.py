@@ -10,7 +10,7 @@ import sys
 from typing import Any, Final
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import ShellComplete, get_completion_class
 
 _PACKAGES: Final = (
     *("espalier-core", "espalier-operator", "espalier-cli", "espalier-agent", "espalier-trainer", "espalier-lab"),
@@ -81,3 +81,15 @@ def completion(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None  # noqa: S101 - click has all three
     click.echo(found(cli, {}, "espalier", "_ESPALIER_COMPLETE").source())
+
+
+def complete_for_kubectl() -> None:
+    """Print, for kubectl, the words that the last one of this process's may become."""
+    from espalier_cli.main import cli
+
+    *before, last = sys.argv[1:] or [""]
+    found = ShellComplete(cli, {}, "kubectl espalier", "").get_completions(before, last)
+    for item in found:
+        if item.type == "plain":
+            print(item.value, item.help or "", sep="\t")
+    print(":0" if any(item.type != "plain" for item in found) else ":4")  # with or without files, as cobra says it

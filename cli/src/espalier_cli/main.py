@@ -27,6 +27,8 @@ _ELSEWHERE = {
     "init": "espalier_cli.starting:init",
     "doctor": "espalier_cli.environment:doctor",
     "completion": "espalier_cli.environment:completion",
+    "submit": "espalier_cli.cluster.job_commands:submit",
+    "delete": "espalier_cli.cluster.job_commands:delete",
     "suspend": "espalier_cli.cluster.job_commands:suspend",
     "resume": "espalier_cli.cluster.job_commands:resume",
     "logs": "espalier_cli.cluster.job_commands:logs",
@@ -46,7 +48,10 @@ _ELSEWHERE = {
 
 _SECTIONS = {
     "Train on this machine": ("init", "validate", "run", "compare", "export", "points"),
-    "Jobs of a cluster": ("list", "explain", "watch", "logs", "suspend", "resume", "top", "snapshot", "plan"),
+    "Jobs of a cluster": (
+        *("submit", "list", "explain", "watch", "logs", "suspend", "resume", "delete"),
+        *("top", "snapshot", "plan"),
+    ),
     "This command": ("doctor", "completion"),
     "Research": ("agent", "policies", "simulate"),
 }

@@ -57,7 +57,14 @@ def policy_option(help_text: str, default: str | None) -> Callable[[Callable[...
         show_default=default is not None,
         help=help_text,
         callback=_known,
+        shell_complete=_policies,
     )
+
+
+def _policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from espalier_operator.policies import POLICIES  # takes long to import
+
+    return [name for name in POLICIES.names() if name.startswith(incomplete)]
 
 
 def _known(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -17,9 +17,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from espalier_cli.display import JobRow, display_for, line_for
+from espalier_cli.display import JobRow, display_for
 from espalier_cli.terminal import Prints, Silences, Terminal, stopping_signals
 from espalier_core.files.documents import write_text_atomically
+from espalier_core.types.event_lines import line_for
 from espalier_core.types.events import AnyEvent, EpochFinished, Warned
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason

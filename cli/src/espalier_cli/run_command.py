@@ -12,7 +12,6 @@ import click
 from pydantic import ValidationError
 from rich.console import Console
 
-from espalier_cli.display import progress_of
 from espalier_cli.errors import InputError, check_trainer
 from espalier_cli.options import policy_option
 from espalier_cli.run import (
@@ -32,8 +31,11 @@ from espalier_cli.run import (
 from espalier_cli.starting import JobFile
 from espalier_cli.tables import plain_console, table_for
 from espalier_cli.terminal import Terminal
+from espalier_core.client.local import LocalHandle
 from espalier_core.console import INTERRUPTED, RealRange
 from espalier_core.files.documents import DocumentError
+from espalier_core.types.event_lines import progress_of, sentence_of
+from espalier_core.types.explanation import Explanation, Section
 from espalier_core.types.job import AdaptationMode, AdaptiveTrainingJob, Trials
 from espalier_core.types.report import AdaptationResult, AdaptationSource
 from espalier_core.types.result import RunResult
@@ -258,3 +260,28 @@ def why_not_grown(result: RunResult, job: AdaptiveTrainingJob) -> str:
     )
     remedy = f"{tries}--no-agent leaves the decision to adaptation.fallback"
     return f"it did not grow: {last.policy} advised {times} against it; {remedy}"
+
+
+def explained(handle: LocalHandle) -> Explanation:
+    """Explain a run of this machine."""
+    from espalier_cli.cluster.explain_command import ADAPTATIONS_SHOWN, adaptation_line
+    from espalier_cli.cluster.output import duration
+
+    result, job = handle.result(), handle.read_job()
+    over = result.phase in ("Complete", "Failed", "Stopped")
+    why = ": ".join(part for part in (result.reason, result.message or sentence_of(result.reason)) if part)
+    changes = [] if not over else [f"{text[:1].upper()}{text[1:]}." for text in [why_not_grown(result, job)] if text]
+    if result.phase in ("Failed", "Stopped"):
+        changes.append(f"Its log is {result.log}; `resume` continues from its last checkpoint.")
+    budget = f"{duration(result.used_seconds)} of {duration(result.time_budget_seconds)} used."
+    score = "" if result.score is None else f", {result.score} on the test split"
+    trained = f"Epoch {result.epochs}, step {result.steps:,}, depth {result.depth_after}, parameters "
+    sections = (
+        Section("Where it stands", (f"{handle.name} is {result.phase}{f'. {why}' if why else ''}.",)),
+        Section("What would change it", tuple(changes)),
+        Section("Time budget", (budget,)),
+        Section("Training", (f"{trained}{result.parameters_after:,}{score}.",) if result.depth_after else ()),
+        Section("Adaptations", tuple(map(adaptation_line, result.adaptations[-ADAPTATIONS_SHOWN:]))),
+    )
+    shown = tuple(section for section in sections if section.lines)
+    return Explanation(handle.name, result.phase, result.reason or None, shown)

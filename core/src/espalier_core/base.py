@@ -12,6 +12,7 @@ import inspect
 import textwrap
 from collections import Counter
 from collections.abc import Hashable, Iterable
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Annotated, Any, Final, TypeVar
 
@@ -72,6 +73,12 @@ def field_docs(owner: type) -> dict[str, str]:
 def number_of(number: int, noun: str) -> str:
     """Return `0 GPUs`, `1 GPU`, `2 GPUs`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a question after the known name that is most like an unknown one; '' where none is."""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def repeated(items: Iterable[T]) -> dict[T, int]:

@@ -36,6 +36,13 @@ class CommandError(click.ClickException):
             click.echo(f"hint: {self.hint}", err=True)
 
 
+def error_in(log: str) -> str:
+    """Return the error that a command has ended with, and its hint, from what it has printed."""
+    lines = log.strip().splitlines()
+    found = [number for number, line in enumerate(lines) if line.lower().startswith("error: ")]
+    return "; ".join(line.partition(": ")[2] for line in lines[found[-1] :]) if found else "\n".join(lines[-20:])
+
+
 class NotInstalledError(CommandError):
     """A command needs a module that is not installed."""
 

@@ -174,9 +174,12 @@ def test_the_page_on_training(laptop: Laptop) -> None:
     assert result["phase"] == "Complete"
     assert result["depthBefore"] == 2
     assert result["depthAfter"] > 2
+    printed: list[str] = []
     for number, text in enumerate(re.findall(r"^```python\n(.*?)^```", read("train.md"), re.M | re.S)):
-        (laptop.folder / f"load{number}.py").write_text(text)
-        laptop.type(f"python load{number}.py")
+        (laptop.folder / f"block{number}.py").write_text(text.replace("no_agent=True", "no_agent=True, time_budget=3"))
+        printed.append(laptop.type(f"python block{number}.py"))
+    assert "ExtraGPUsGranted" in printed[0]
+    assert printed[0].splitlines()[-1].startswith("accuracy ")
 
 
 def test_the_other_python_blocks_run(laptop: Laptop) -> None:

@@ -11,10 +11,20 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from espalier_cli.cluster.client import ClusterError, ForbiddenError, NotFoundError, cluster_error, connect
-from espalier_cli.errors import InputError
 from espalier_cli.main import cli
-from espalier_core.k8s.errors import Call, InsecureError, Status, UnreachableError, error_of
+from espalier_core.k8s.access import connect
+from espalier_core.k8s.errors import (
+    Call,
+    ClientError,
+    ClusterError,
+    ForbiddenError,
+    InsecureError,
+    NotFoundError,
+    Status,
+    UnreachableError,
+    cluster_error,
+    error_of,
+)
 from espalier_core.k8s.resources import JOBS, NODES, PODS, Resource
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "digits.yaml"
@@ -79,10 +89,10 @@ def test_a_context_that_is_named_needs_no_current_one(tmp_path: Path, current: s
     path.write_text(json.dumps({key: value for key, value in whole.items() if value is not None}))
     with connect(path, "there") as cluster:
         assert cluster.namespace == "b"
-    with pytest.raises(InputError, match="there is no context 'her'") as caught:
+    with pytest.raises(ClientError, match="there is no context 'her'") as caught:
         connect(path, "her")
     assert caught.value.hint == "there are: here, there"
-    with pytest.raises(InputError, match="not a usable kubeconfig"):
+    with pytest.raises(ClientError, match="not a usable kubeconfig"):
         connect(path, None)
 
 
@@ -101,7 +111,7 @@ def test_a_context_that_is_named_needs_no_current_one(tmp_path: Path, current: s
 def test_a_file_that_is_no_kubeconfig(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config"
     path.write_text(text)
-    with pytest.raises(InputError, match="not a usable kubeconfig") as caught:
+    with pytest.raises(ClientError, match="not a usable kubeconfig") as caught:
         connect(path, None)
     assert "\n" not in caught.value.message
     assert caught.value.exit_code == 2

@@ -18,7 +18,7 @@ from cluster_objects import (
     worker,
 )
 
-from espalier_cli.cluster.list_command import COLUMNS, WIDE_COLUMNS, entry_of, row_of, sorted_jobs
+from espalier_cli.cluster.list_command import COLUMNS, WIDE_COLUMNS, entry_of, row_of
 from espalier_cli.cluster.output import count, duration, print_table, short
 from espalier_core.k8s.jobs import job_of, standing
 from espalier_core.types.reasons import Reason
@@ -114,11 +114,6 @@ def test_why_a_training_job_is_lent_no_more() -> None:
     leader = worker(raw, "n")
     raw = looked_at(raw, [leader], report(raw, leader), refusal=Reason.COOLDOWN)
     assert standing(job_of(raw)).reason is Reason.COOLDOWN
-
-
-def test_jobs_come_by_namespace_and_name() -> None:
-    raws = [job("b", namespace="z"), job("z", namespace="a"), job("a", namespace="z")]
-    assert [entry.key for entry in sorted_jobs(map(job_of, raws))] == ["a/z", "z/a", "z/b"]
 
 
 def test_a_row_for_programs_is_json() -> None:

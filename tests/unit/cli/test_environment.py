@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +41,18 @@ def test_completion_is_of_this_command(shell: str) -> None:
     assert f"_ESPALIER_COMPLETE={shell}_complete" in said
     if shell == "bash":
         subprocess.run(["bash", "-n"], input=said, text=True, check=True, timeout=20)
+
+
+def test_kubectl_completes_commands_options_and_policies() -> None:
+    def completed(*words: str) -> list[str]:
+        command = Path(sys.executable).with_name("kubectl_complete-espalier")
+        return subprocess.check_output([command, *words], text=True, timeout=60).splitlines()
+
+    *found, directive = completed("su")
+    assert [line.partition("\t")[0] for line in found] == ["submit", "suspend"]
+    assert directive == ":4"
+    assert completed("plan", "--policy", "goo") == ["goodput\t", ":4"]
+    assert completed("validate", "")[-1] == ":0"  # files
 
 
 def test_validate_prints_json(tmp_path: Path) -> None:

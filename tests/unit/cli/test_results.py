@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from espalier_cli.compare import read_run, table_of, verdict
-from espalier_cli.display import JobRow, LiveDisplay, PlainDisplay, line_for, progress_table, updated
+from espalier_cli.display import JobRow, LiveDisplay, PlainDisplay, progress_table, updated
 from espalier_cli.main import cli
 from espalier_cli.picture import Curve, Trial, draw_comparison, draw_training, labels_of, trials_of
 from espalier_cli.run import write_results
 from espalier_cli.tables import table_for
 from espalier_core.files.documents import DocumentError
+from espalier_core.types.event_lines import line_for
 from espalier_core.types.events import (
     NOT_GROWABLE,
     AdaptationFinished,

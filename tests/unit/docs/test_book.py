@@ -26,7 +26,7 @@ from espalier_cli.cluster.remedies import REMEDIES
 from espalier_core.types.job import JobSpec
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.validation.reading import parse_jobs
-from espalier_generate.pages import job_page, reasons_page
+from espalier_generate.pages import client_page, job_page, reasons_page
 from pages import commands
 
 ROOT = Path(__file__).parents[3]
@@ -114,6 +114,11 @@ def models_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from models_in(argument)
+
+
+def test_the_page_of_the_client_is_what_the_code_says() -> None:
+    page = (ROOT / "docs" / "reference" / "client.md").read_text(encoding="utf-8")
+    assert page == client_page(), "it is stale: make docs"
 
 
 def test_the_reasons_page_is_what_the_code_says() -> None:

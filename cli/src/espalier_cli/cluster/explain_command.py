@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import click
 
 from espalier_cli.cluster.case import Case, case_of
 from espalier_cli.cluster.causes import particulars
-from espalier_cli.cluster.client import Cluster, ClusterError, ForbiddenError, NotFoundError, fetch_for_job
+from espalier_cli.cluster.client import fetch_for_job
 from espalier_cli.cluster.decisions import described_share, says
 from espalier_cli.cluster.options import (
     OF_OPERATOR,
     cluster_options,
+    handle_of,
+    job_argument,
     namespace_option,
     output_option,
     settings_options,
 )
 from espalier_cli.cluster.output import count, duration, of_type, print_data, print_heading
 from espalier_cli.cluster.remedies import remedy_for
-from espalier_cli.display import progress_of
 from espalier_cli.options import policy_option
+from espalier_core.client.cluster import ClusterHandle
+from espalier_core.k8s.access import Cluster
+from espalier_core.k8s.errors import ForbiddenError, NotFoundError
 from espalier_core.k8s.jobs import Event, event_of, is_about, newest, phase, score_of, standing
-from espalier_core.k8s.resources import EVENTS, JOBS
+from espalier_core.k8s.resources import EVENTS
+from espalier_core.types.event_lines import progress_of
+from espalier_core.types.explanation import Explanation, Section
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.report import BATCH_METRIC, RATE_FACTOR_METRIC, Adaptation, AdaptationSource
-from espalier_operator.kube.inspection import KubeSettings
+from espalier_operator.kube.inspection import AS_RECORDED, KubeSettings
 from espalier_operator.policies.settings import configured
 
 EVENTS_SHOWN = 10
@@ -34,7 +39,7 @@ ADAPTATIONS_SHOWN = 10
 
 
 @click.command(epilog=OF_OPERATOR)
-@click.argument("job")
+@job_argument
 @namespace_option
 @output_option("text", "json", "yaml")
 @cluster_options
@@ -46,28 +51,11 @@ def explain(job: str, namespace: str | None, form: str, cluster: Cluster, settin
     The output also contains the remaining budgets, the GPUs and whether the job has acknowledged them, the advice of
     the agent with its results, and the latest Events.
     """
-    where, name = place_of(job, namespace, cluster)
-    try:
-        case = case_of(where, name, fetch_for_job(cluster, settings, where, name), cluster.now(), settings)
-    except NotFoundError:
-        case = None
-    if case is None:
-        raise not_found(cluster, where, name)
-    case = replace(case, events=tuple(events_of(cluster, case)))
-    sections = explanation(case)
+    found = explained(handle_of(job, namespace, cluster), settings)
     if form != "text":
-        why = standing(case.job)
-        print_data(
-            {
-                "job": case.job.key,
-                "phase": phase(case.job),
-                "reason": None if why.reason is None else str(why.reason),
-                "sections": [{"title": section.title, "lines": list(section.lines)} for section in sections],
-            },
-            form,
-        )
+        print_data(found.to_json(), form)
         return
-    for number, section in enumerate(sections):
+    for number, section in enumerate(found.sections):
         if number:
             click.echo()
         print_heading(section.title)
@@ -75,53 +63,36 @@ def explain(job: str, namespace: str | None, form: str, cluster: Cluster, settin
             click.echo(f"  {line}")
 
 
-def place_of(job: str, namespace: str | None, cluster: Cluster) -> tuple[str, str]:
-    """Return namespace and name of `job`, which may be written `namespace/name`."""
-    given, _, name = job.rpartition("/")
-    return given or namespace or cluster.namespace, name
-
-
-def not_found(cluster: Cluster, namespace: str, name: str) -> ClusterError:
-    """Return the error for an unknown job, with the most similar existing name."""
-    return NotFoundError(f"there is no job {name!r} in namespace {namespace}", _nearest(cluster, namespace, name))
-
-
-def _nearest(cluster: Cluster, namespace: str, name: str) -> str:
-    known = [raw["metadata"]["name"] for raw in cluster.list_all(JOBS, namespace).items]
-    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.5):
-        return f"did you mean {near[0]}?"
+def explained(handle: ClusterHandle, settings: KubeSettings | None = None) -> Explanation:
+    """Explain a job of a cluster; `settings` are the operator's (default: as it has recorded them)."""
+    cluster, settings = handle.cluster, settings or KubeSettings(policy=AS_RECORDED)
     try:
-        everywhere = [raw["metadata"] for raw in cluster.list_all(JOBS).items]
-    except ForbiddenError:
-        everywhere = []
-    if elsewhere := [metadata["namespace"] for metadata in everywhere if metadata["name"] == name]:
-        return f"there is one in namespace {elsewhere[0]}: -n {elsewhere[0]}"
-    return f"there are: {', '.join(sorted(known)[:10])}" if known else "espalier list -A shows all jobs"
+        view = fetch_for_job(cluster, settings, handle.namespace, handle.name)
+        case = case_of(handle.namespace, handle.name, view, cluster.now(), settings)
+    except NotFoundError:
+        case = None
+    if case is None:
+        raise handle.not_found()
+    case = replace(case, events=tuple(events_of(handle, case)))
+    reason = standing(case.job).reason
+    return Explanation(case.job.key, phase(case.job), None if reason is None else str(reason), tuple(explanation(case)))
 
 
-def events_of(cluster: Cluster, case: Case) -> list[Event]:
+def events_of(handle: ClusterHandle, case: Case) -> list[Event]:
     """Return the Events of the job, and warnings about its leader's pod; nothing if the user may not read Events."""
-    job = case.job
+    uid, of_leader = "" if case.leader is None else case.leader.uid, f"involvedObject.name={case.leader_name}"
     try:
-        own, pod = cluster.at_once(
-            lambda: cluster.list_all(EVENTS, job.namespace, fields=f"involvedObject.name={job.name}"),
-            lambda: cluster.list_all(
-                EVENTS, job.namespace, fields=f"involvedObject.name={case.leader_name},type=Warning"
-            ),
+        own, pod = handle.cluster.at_once(
+            lambda: list(handle.events()),
+            lambda: [
+                event_of(raw)
+                for raw in handle.cluster.list_all(EVENTS, handle.namespace, fields=f"{of_leader},type=Warning").items
+                if uid and is_about(raw, uid)
+            ],
         )
     except ForbiddenError:
         return []
-    found = [event_of(raw) for raw in own.items if is_about(raw, job.uid)]
-    uid = None if case.leader is None else case.leader.uid
-    return found + [event_of(raw) for raw in pod.items if uid is not None and is_about(raw, uid)]
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A heading and its sentences."""
-
-    title: str
-    lines: tuple[str, ...]
+    return own + pod
 
 
 def explanation(case: Case) -> list[Section]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterable
-from typing import Any
+from contextlib import closing
+from typing import Any, Final
 
 import click
 
-from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.options import EXIT_CODES, cluster_options, output_option
 from espalier_cli.cluster.output import Row, print_data, print_table, short
+from espalier_cli.errors import InputError
+from espalier_core.k8s.access import Cluster
+from espalier_core.k8s.errors import cluster_error
 from espalier_core.k8s.jobs import Job, job_of, phase, score_of, standing
+from espalier_core.k8s.reflector import Changed, Deleted, Failed, Rhythm, followed
 from espalier_core.k8s.resources import JOBS
 from espalier_core.types.status import ConditionType
 from espalier_core.types.task import accuracy_of, other_than_accuracy
@@ -19,17 +25,24 @@ COLUMNS = ("NAME", "PHASE", "GPUS", "EXTRA", "DEPTH", "ADAPTATIONS", "BUDGET-LEF
 WIDE_COLUMNS = (*COLUMNS, "QUEUE", "TYPE", "RESTARTS", "PREEMPTIONS", "EPOCH", "SCORE", "MESSAGE")
 FIGURES = (*COLUMNS[2:-1], "RESTARTS", "PREEMPTIONS", "EPOCH", "SCORE")
 """Those that are flush right."""
+_PATIENCE_SECONDS: Final = 300.0
 
 
 @click.command("list", epilog=EXIT_CODES)
 @click.option("-n", "--namespace", metavar="NAME", help="Namespace of the jobs.  [default: the context's namespace]")
 @click.option("-A", "--all-namespaces", is_flag=True, help="List the jobs of all namespaces.")
+@click.option("-w", "--watch", is_flag=True, help="Go on: a new table on a terminal, elsewhere a line for each change.")
 @output_option("table", "wide", "json", "yaml")
 @cluster_options
-def list_jobs(namespace: str | None, all_namespaces: bool, form: str, cluster: Cluster) -> None:
+def list_jobs(namespace: str | None, all_namespaces: bool, watch: bool, form: str, cluster: Cluster) -> None:
     """List the jobs of a cluster: their phase, their GPUs, and why they wait or are lent no more GPUs."""
     where = None if all_namespaces else namespace or cluster.namespace
-    jobs = sorted_jobs(job_of(raw) for raw in cluster.list_all(JOBS, where).items)
+    if watch:
+        if form == "yaml":
+            raise InputError("--watch: prints no YAML; use -o json, which is a job a line")
+        _watch(cluster, where, form)
+        return
+    jobs = cluster.jobs(where)
     now = cluster.now()
     if form in ("json", "yaml"):
         print_data([entry_of(job) for job in jobs], form)
@@ -37,17 +50,51 @@ def list_jobs(namespace: str | None, all_namespaces: bool, form: str, cluster: C
     if not jobs:
         click.echo("no jobs" if where is None else f"no jobs in namespace {where}; use -A for all namespaces", err=True)
         return
+    _print(jobs, now, form, namespaced=all_namespaces)
+
+
+def _print(jobs: Iterable[Job], now: float, form: str, *, namespaced: bool) -> None:
     columns = WIDE_COLUMNS if form == "wide" else COLUMNS
     print_table(
-        ("NAMESPACE", *columns) if all_namespaces else columns,
-        [row_of(job, now, wide=form == "wide", namespaced=all_namespaces) for job in jobs],
+        ("NAMESPACE", *columns) if namespaced else columns,
+        [row_of(job, now, wide=form == "wide", namespaced=namespaced) for job in jobs],
         right=FIGURES,
     )
 
 
-def sorted_jobs(jobs: Iterable[Job]) -> list[Job]:
-    """Return them by namespace and name."""
-    return sorted(jobs, key=lambda job: (job.namespace, job.name))
+def _watch(cluster: Cluster, where: str | None, form: str) -> None:
+    """Print the jobs, and again what changes of them but their age, until Ctrl-C or an API server that stays away."""
+    known: dict[str, Job] = {}
+    shown: dict[str, dict[str, Any]] = {}
+    redraws = sys.stdout.isatty() and form != "json"
+    if not redraws and form != "json":
+        click.echo("  ".join(("NAMESPACE", *(WIDE_COLUMNS if form == "wide" else COLUMNS))))
+    with closing(followed(cluster.client, where, [(JOBS, "", ())], Rhythm(patience=_PATIENCE_SECONDS))) as news:
+        for given in news:
+            match given:
+                case _, Changed(object=raw):
+                    job, gone = job_of(raw), False
+                case _, Deleted(object=raw):
+                    job, gone = job_of(raw), True
+                case _, Failed(error=error):
+                    raise cluster_error(error)
+                case _:
+                    continue
+            known.pop(job.uid, None)
+            if not gone:
+                known[job.uid] = job
+            entry = entry_of(job) | ({"phase": "Deleted"} if gone else {})
+            if shown.get(job.uid) == entry:
+                continue
+            shown[job.uid] = entry
+            if redraws:
+                click.clear()
+                _print(sorted(known.values(), key=lambda each: each.key), cluster.now(), form, namespaced=where is None)
+            elif form == "json":
+                click.echo(json.dumps(entry))
+            else:
+                cells = row_of(job, cluster.now(), wide=form == "wide", namespaced=True)
+                click.echo("  ".join([cells[0], cells[1], entry["phase"], *(cell or "-" for cell in cells[3:])]))
 
 
 def row_of(job: Job, now: float, *, wide: bool = False, namespaced: bool = False) -> Row:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from espalier_cli.cluster.output import count, duration
-from espalier_cli.display import PLAIN_PROGRESS_EVERY, JobRow, brief
+from espalier_cli.display import PLAIN_PROGRESS_EVERY, JobRow
 from espalier_core.k8s.jobs import Event, Job, phase, score_of, standing
+from espalier_core.types.event_lines import brief
 from espalier_core.types.status import ConditionStatus, ConditionType, JobStatus
 from espalier_operator.kube.inspection import events
 

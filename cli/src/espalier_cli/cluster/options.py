@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from espalier_cli.cluster.client import connect
+from espalier_core.client.cluster import ClusterClient, ClusterHandle
+from espalier_core.k8s.access import Cluster, connect
+from espalier_core.k8s.errors import ClientError, Retries
 from espalier_operator.kube.inspection import AS_RECORDED
 from espalier_operator.kube.settings import settings_of
 from espalier_operator.kube.settings import settings_options as operator_options
@@ -23,6 +26,10 @@ which `espalier snapshot --help` lists.
 
 {EXIT_CODES}"""
 
+DEEPEST: Final = 40_000
+"""The API server stores what is nested ten thousand deep; a list with one such job in it is read all the same."""
+QUICK: Final = Retries(deadline=3.0, tries=1)
+"""Of requests for which a person has pressed the tab key."""
 Command = Callable[..., Any]
 _DECISIVE = (
     *("controller_name", "gpu_resource", "other_gpu_resources", "gpu_type_label", "rack_label", "tolerated_taints"),
@@ -42,6 +49,7 @@ def cluster_options(command: Command) -> Command:
     @click.option("--context", metavar="NAME", help="Context of the kubeconfig.  [default: the current one]")
     @wraps(command)
     def connected(*, kubeconfig: Path | None, context: str | None, **given: Any) -> None:
+        sys.setrecursionlimit(max(DEEPEST, sys.getrecursionlimit()))
         with connect(kubeconfig, context) as cluster:
             command(cluster=cluster, **given)
 
@@ -93,3 +101,22 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
 namespace_option = click.option(
     "-n", "--namespace", metavar="NAME", help="Namespace of the job.  [default: the context's namespace]"
 )
+
+
+def job_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of jobs that begin so, for the completion of a command line; none where no cluster answers."""
+    given = ctx.params
+    try:
+        with connect(given.get("kubeconfig"), given.get("context"), QUICK) as cluster:
+            found = cluster.jobs(given.get("namespace") or cluster.namespace)
+    except ClientError:
+        return []
+    return [job.name for job in found if job.name.startswith(incomplete)]
+
+
+job_argument = click.argument("job", shell_complete=job_names)
+
+
+def handle_of(job: str, namespace: str | None, cluster: Cluster) -> ClusterHandle:
+    """Return the job that is written `NAME` or `NAMESPACE/NAME`."""
+    return ClusterClient(cluster, namespace).job_at(job)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from espalier_cli.cluster.client import Cluster, fetch
+from espalier_cli.cluster.client import fetch
 from espalier_cli.cluster.decisions import COLUMNS, SHARE_COLUMNS, document_of, rows_of, share_rows, wakes
 from espalier_cli.cluster.options import EXIT_CODES, cluster_options, output_option, settings_options
 from espalier_cli.cluster.output import count, print_data, print_table
@@ -20,6 +20,7 @@ from espalier_cli.options import policy_option
 from espalier_core.base import repeated
 from espalier_core.console import RealRange, output_file
 from espalier_core.files.documents import write_text_atomically
+from espalier_core.k8s.access import Cluster
 from espalier_operator.kube.inspection import KubeSettings, seen_by_operator
 from espalier_operator.model import Snapshot, SnapshotError
 from espalier_operator.planner import plan_safely

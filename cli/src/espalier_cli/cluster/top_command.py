@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from espalier_cli.cluster.client import Cluster, Lists, fetch
+from espalier_cli.cluster.client import Lists, fetch
 from espalier_cli.cluster.options import OF_OPERATOR, cluster_options, output_option, settings_options
 from espalier_cli.cluster.output import Row, count, print_data, print_heading, print_table, short
 from espalier_cli.cluster.usage import AvoidedUse, JobUse, TypeUse, avoided, others, use_by_job, use_by_type, why_not
+from espalier_core.k8s.access import Cluster
 from espalier_core.k8s.resources import NODES
 from espalier_operator.kube.inspection import KubeSettings, parse_node, seen_by_operator
 

@@ -6,11 +6,8 @@ A terminal shows a live table under the news of the job; elsewhere they are plai
 from __future__ import annotations
 
 import json
-import queue
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Self
 
 import click
@@ -18,23 +15,21 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from espalier_cli.cluster.client import Cluster, ClusterError, ForbiddenError, NotFoundError, cluster_error
-from espalier_cli.cluster.explain_command import not_found, place_of
 from espalier_cli.cluster.narration import Line, Narrator, row_of, verdict
-from espalier_cli.cluster.options import cluster_options, namespace_option, output_option
+from espalier_cli.cluster.options import cluster_options, handle_of, job_argument, namespace_option, output_option
 from espalier_cli.display import JobRow, progress_table
 from espalier_cli.tables import plain_console
+from espalier_core.client.cluster import ClusterHandle
 from espalier_core.console import INTERRUPTED, RealRange
-from espalier_core.k8s.jobs import Event, Job, event_of, is_about, job_of
-from espalier_core.k8s.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
-from espalier_core.k8s.resources import EVENTS, JOBS, Raw, Resource
+from espalier_core.k8s.access import Cluster
+from espalier_core.k8s.errors import ForbiddenError, cluster_error
+from espalier_core.k8s.jobs import Event, Job
+from espalier_core.k8s.reflector import Disconnected, Failed, Reconnected
 from espalier_core.types.task import accuracy_of
 
 _EXIT_CODES = """\
 Exit codes: 0 the job is complete, 1 it failed, was deleted, or the cluster did not answer, 2 an input cannot be used,
 130 interrupted (the job continues)."""
-_REDRAW_SECONDS = 0.25
-_CLOSE_SECONDS = 2.0
 
 
 class PlainWatch:
@@ -137,14 +132,8 @@ def watch_display(row: JobRow, form: str) -> PlainWatch:
     return LiveWatch(row, console) if console.is_terminal else PlainWatch(row)
 
 
-@dataclass(frozen=True, slots=True)
-class _News:
-    of_job: bool
-    change: Change
-
-
 @click.command(epilog=_EXIT_CODES)
-@click.argument("job")
+@job_argument
 @namespace_option
 @click.option(
     "--patience",
@@ -163,105 +152,47 @@ def watch(job: str, namespace: str | None, patience: float, form: str, cluster: 
     depth. Elsewhere, it prints one line per event; with `-o json`, as JSON. It survives dropped connections and
     restarts of the API server.
     """
-    where, name = place_of(job, namespace, cluster)
-    known = _known_events(cluster, where, name)
-    try:
-        raw = cluster.get(JOBS, where, name)
-    except NotFoundError as error:
-        raise not_found(cluster, where, name) from error
-    first = job_of(raw)
+    handle = handle_of(job, namespace, cluster)
+    first = handle.read()
     display = watch_display(row_of(first, cluster.now()), form)
     try:
-        last = _watch(cluster, raw, Narrator(known), display, patience)
+        last = _watch(handle, first, display, patience)
     except KeyboardInterrupt:
         click.echo("interrupted; the job continues", err=True)
         sys.exit(INTERRUPTED)
-    if last is None:
-        raise ClusterError(f"{first.key} was deleted before it ended")
     click.echo(verdict(last), err=True)
     if last.outcome is None or last.outcome.type != "Complete":
         sys.exit(1)
 
 
-def _watch(cluster: Cluster, raw: Raw, narrator: Narrator, display: PlainWatch, patience: float) -> Job | None:
-    """Show the job until it ends and return its last state; None if it was deleted."""
-    job = job_of(raw)
-    news: queue.SimpleQueue[_News] = queue.SimpleQueue()
-
-    def reflector(resource: Resource, fields: str, known: Iterable[Raw] = ()) -> Reflector:
-        def put(change: Change) -> None:
-            news.put(_News(resource is JOBS, change))
-
-        rhythm = Rhythm(patience=patience)
-        return Reflector(cluster.client, resource, job.namespace, fields, put, rhythm=rhythm, known=known)
-
-    reflectors = (
-        reflector(JOBS, f"metadata.name={job.name}", [raw]),
-        reflector(EVENTS, f"involvedObject.name={job.name}"),
-    )
-    with display:
-        for line in narrator.of_status(None, job):
-            display.show(line)
-        for each in reflectors:
-            each.start()
-        try:
-            while job.outcome is None:
-                try:
-                    given = news.get(timeout=_REDRAW_SECONDS)
-                except queue.Empty:
-                    display.update(row_of(job, cluster.now()))
-                    continue
-                if not given.of_job:
-                    _event(given.change, job, narrator, display)
-                    continue
-                match given.change:
-                    case Deleted(object=gone) if gone["metadata"]["uid"] == job.uid:
-                        return None
-                    case Changed(object=seen) if seen["metadata"]["uid"] == job.uid:
-                        job = _status(job, job_of(seen), cluster.now(), narrator, display)
-                    case Changed():
-                        return None  # another of the same name
-                    case Failed(error=error):
-                        raise cluster_error(error)
-                    case other:
-                        _connection(other, display, patience)
-        finally:
-            for each in reflectors:
-                each.stop()
-            for each in reflectors:
-                each.join(_CLOSE_SECONDS)
-    return job
-
-
-def _status(before: Job, after: Job, now: float, narrator: Narrator, display: PlainWatch) -> Job:
-    row = row_of(after, now)
-    display.update(row)
-    for line in narrator.of_status(before.status, after):
-        display.show(line)
-    if text := narrator.progress(row):
-        display.progress(text)
-    return after
-
-
-def _event(change: Change, job: Job, narrator: Narrator, display: PlainWatch) -> None:
-    if isinstance(change, Changed) and is_about(change.object, job.uid):
-        for line in narrator.of_event(event_of(change.object)):
-            display.show(line)
-    elif isinstance(change, Failed) and isinstance(error := cluster_error(change.error), ForbiddenError):
-        display.note(f"Events are not shown: {error.hint}")
-
-
-def _connection(change: Change, display: PlainWatch, patience: float) -> None:
-    if isinstance(change, Disconnected):
-        display.note(f"{change.error}; trying again for up to {patience:.0f} s")
-    elif isinstance(change, Reconnected):
-        display.note("the API server answers again")
-
-
-def _known_events(cluster: Cluster, namespace: str, name: str) -> list[Event]:
-    """Return the Events that exist at the start, which are not shown."""
+def _watch(handle: ClusterHandle, job: Job, display: PlainWatch, patience: float) -> Job:
+    """Show the job until it ends, and return its last state."""
     try:
-        found = cluster.list_all(EVENTS, namespace, fields=f"involvedObject.name={name}")
+        narrator = Narrator(handle.events())  # those are not shown
     except ForbiddenError:
-        return []
-    return [event_of(raw) for raw in found.items]
+        narrator = Narrator()
+    before = None
+    with display:
+        for news in handle.follow(patience):
+            match news:
+                case Job():
+                    row = row_of(news, handle.cluster.now())
+                    display.update(row)
+                    for line in narrator.of_status(before, news):
+                        display.show(line)
+                    if before is not None and (text := narrator.progress(row)):
+                        display.progress(text)
+                    job, before = news, news.status
+                case Event():
+                    for line in narrator.of_event(news):
+                        display.show(line)
+                case Failed(error=error):  # of Events, which it goes on without
+                    if isinstance(refused := cluster_error(error), ForbiddenError):
+                        display.note(f"Events are not shown: {refused.hint}")
+                case Disconnected(error=error):
+                    display.note(f"{error}; trying again for up to {patience:.0f} s")
+                case Reconnected():
+                    display.note("the API server answers again")
+                case None:
+                    display.update(row_of(job, handle.cluster.now()))
+    return job

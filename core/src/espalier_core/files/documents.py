@@ -11,7 +11,8 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -22,6 +23,8 @@ from espalier_core.base import repeated
 JOB_FILE: Final = "job.yaml"
 CHECKPOINT_FOLDER: Final = "checkpoints"
 RESULT_FILE: Final = "result.json"
+HISTORY_FILE: Final = "history.jsonl"
+TRAINER_LOG: Final = "trainer.log"
 VERSION: Final = 1
 """The version of all documents that this Espalier writes. Raise it if older readers would misread newer documents."""
 
@@ -29,6 +32,7 @@ MAX_BYTES: Final = 64 * 1024 * 1024
 """Maximum size of a text file that is read. The files that Espalier writes are thousands of times smaller."""
 LONGEST_LINE: Final = 1 << 20
 """Bytes of a line that is appended; an event is some hundreds."""
+_POLL_SECONDS: Final = 0.1
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -197,3 +201,23 @@ def json_lines(text: str) -> list[str]:
     """
     *lines, rest = text.split("\n")
     return [*lines, rest] if rest else lines
+
+
+def grown_lines(path: Path, grows: Callable[[], bool]) -> Iterator[bytes]:
+    """Yield the lines of a file, with their ends, and those that are added as long as it `grows`.
+
+    The last one may have no end. A file that is not there yet is waited for.
+    """
+    rest, position, more = b"", 0, True
+    while more:
+        more = grows()  # asked before what was written last is read
+        if path.is_file():
+            with path.open("rb") as file:
+                file.seek(position)
+                *lines, rest = (rest + file.read()).split(b"\n")
+                position = file.tell()
+            yield from (line + b"\n" for line in lines)
+        if more:
+            time.sleep(_POLL_SECONDS)
+    if rest:
+        yield rest

@@ -149,7 +149,7 @@ def _read_again(loader: KubeConfigLoader, configuration: Configuration) -> None:
 
 
 class Client:
-    """Reads, creates and patches objects. Safe to use from several threads. All methods raise `ApiError`."""
+    """Reads, creates, patches and deletes objects. Safe to use from several threads. All methods raise `ApiError`."""
 
     def __init__(self, api: ApiClient, retries: Retries, connect_seconds: float | None = None) -> None:
         """Take over `api`; `connect_seconds` is for the connection alone where it is less than the deadline."""
@@ -198,6 +198,10 @@ class Client:
         """Create an object, or have a review answered; returns it."""
         return self._read(Call("create", resource, namespace), "POST", resource.path(namespace), body=body)
 
+    def delete(self, resource: Resource, namespace: str, name: str) -> None:
+        """Delete an object, and in the background what it owns."""
+        self._read(Call("delete", resource, namespace), "DELETE", resource.path(namespace, name))
+
     def log(self, namespace: str, pod: str, container: str, *, follow: bool) -> Iterator[bytes]:
         """Yield the log of a container, with `follow` until it ends."""
         call, query = Call("get", PODS, namespace), {"container": container, **({"follow": "true"} if follow else {})}
@@ -210,7 +214,7 @@ class Client:
             response.close()
 
     def watch(
-        self, resource: Resource, namespace: str, since: int, *, seconds: int, silence: float, fields: str = ""
+        self, resource: Resource, namespace: str | None, since: int, *, seconds: int, silence: float, fields: str = ""
     ) -> Watch:
         """Watch what changes after `since` (a resource version), for `seconds`, bookmarks included.
 

@@ -1,14 +1,19 @@
-"""Errors of requests to an API server, and the policy of retries: once for all parts. Pure."""
+"""Errors of requests to an API server, what they mean to a person, and the policy of retries: once for all parts.
+
+Pure.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from espalier_core.k8s.resources import Resource
+from espalier_core.console import CommandError
+from espalier_core.k8s.resources import JOBS, Resource
 
 _FAILED_TEST: Final = "the server rejected our request due to an error in our request"
 """The message of API servers for a JSON patch whose `test` fails."""
@@ -185,3 +190,76 @@ class Retries:
         """
         backoff = min(self.first_wait * 2.0 ** min(tried - 1, 100), self.longest_wait)
         return max(backoff * (0.5 + jitter / 2), min(retry_after or 0.0, self.longest_wait))
+
+
+class ClientError(CommandError):
+    """What a person asked for cannot be done: `message` says why, `hint` what helps."""
+
+    def __str__(self) -> str:
+        """Return both."""
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+class ClusterError(ClientError):
+    """The cluster does not do what the person wants."""
+
+    exit_code = 1
+
+
+class ForbiddenError(ClusterError):
+    """The person lacks a right; the message names it."""
+
+
+class NotFoundError(ClientError):
+    """There is no such object, or no such job."""
+
+
+@contextmanager
+def for_a_person() -> Iterator[None]:
+    """Turn an `ApiError` into a `ClientError`."""
+    try:
+        yield
+    except ApiError as error:
+        raise cluster_error(error) from error
+
+
+def cluster_error(error: ApiError) -> ClientError:
+    """Return what an error means to a person."""
+    if isinstance(error, InsecureError):
+        return ClusterError(str(error), "the kubeconfig's certificate-authority is not that server's")
+    if not isinstance(error, RefusedError):
+        hint = "is the cluster running? `kubectl cluster-info` asks the same" if error.status is None else ""
+        return ClusterError(str(error), hint)
+    status, call = error.status, error.call
+    match status.code:
+        case 401:
+            return ClusterError(
+                "the API server does not know who asks (401)",
+                "the kubeconfig's user has no or expired credentials; log in to the cluster again",
+            )
+        case 403:
+            return ForbiddenError(status.message, f"what is missing is the right to {_right(call)}")
+        case 404 if not status.is_from_api and call.resource is JOBS:
+            return ClusterError(
+                f"the cluster does not know {_full_name(JOBS)}: Espalier is not installed in it",
+                f"kubectl apply -f crds/{_full_name(JOBS)}.yaml, and then the operator",
+            )
+        case 404:
+            return NotFoundError(status.message)
+        case 409 if status.already_exists:
+            return ClusterError(status.message, "delete it first, or give the new one another name")
+        case code:
+            return ClusterError(f"the API server refuses ({code}): {status.message}")
+
+
+def _right(call: Call) -> str:
+    right = f"{call.verb} {_full_name(call.resource)}"
+    if not call.resource.namespaced:
+        return f"{right} in the cluster"
+    if call.namespace is None:
+        return f"{right} in all namespaces; -n NAMESPACE asks for one namespace only"
+    return f"{right} in namespace {call.namespace}"
+
+
+def _full_name(resource: Resource) -> str:
+    return f"{resource.plural}.{resource.group}" if resource.group else resource.plural

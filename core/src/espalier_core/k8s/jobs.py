@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from espalier_core.k8s.resources import Raw
+from pydantic import ValidationError
+
+from espalier_core.k8s.resources import ATTEMPT_LABEL, INDEX_LABEL, ROLE_LABEL, Raw
+from espalier_core.types.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.result import RunResult, dataset_of
 from espalier_core.types.status import Condition, ConditionStatus, ConditionType, JobStatus, parse_status
-from espalier_core.types.task import Score, score_in
+from espalier_core.types.task import Score, accuracy_of, other_than_accuracy, score_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +118,7 @@ def score_of(job: Job) -> Score | None:
     return score_in(metrics, "test") or score_in(metrics, "validation")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Event:
     """One Event."""
 
@@ -127,6 +132,9 @@ class Event:
     warning: bool
     times: int
     """How often."""
+
+    def __str__(self) -> str:
+        return f"{'warning: ' if self.warning else ''}{self.reason}: {self.message}"
 
 
 def event_of(raw: Raw) -> Event:
@@ -153,3 +161,60 @@ def is_about(raw: Raw, uid: str) -> bool:
 def newest(events: Iterable[Event], most: int) -> list[Event]:
     """Return the `most` newest, oldest first."""
     return sorted(events, key=lambda event: event.at)[-most:]
+
+
+def result_of(job: Job) -> RunResult:
+    """Return what a job has come to; of consultations, its status keeps the newest."""
+    status, training, why = job.status, job.status.training, standing(job)
+    head = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": job.name, "namespace": job.namespace}}
+    try:
+        known = AdaptiveTrainingJob.model_validate_json(json.dumps({**head, "spec": job.spec}))
+    except ValidationError:
+        known = None
+    figures = {metric.name: metric.value for metric in training.metrics}
+    test, validation = score_in(figures, "test"), score_in(figures, "validation")
+    first = next(iter(status.adaptations), None)
+    return RunResult(
+        job=job.key,
+        seed=0 if known is None else known.spec.training.seed,
+        phase=phase(job),
+        reason="" if why.reason is None else str(why.reason),
+        message=why.message,
+        dataset="" if known is None else dataset_of(known),
+        time_budget_seconds=job.budget_seconds,
+        used_seconds=status.time_budget.used_seconds,
+        gpu_seconds_used=status.time_budget.gpu_seconds_used,
+        test_accuracy=accuracy_of(test),
+        test_score=other_than_accuracy(test),
+        test_loss=figures.get("test_loss"),
+        validation_accuracy=accuracy_of(validation),
+        validation_score=other_than_accuracy(validation),
+        epochs=training.epoch,
+        steps=training.step,
+        depth_before=training.depth if first is None else first.depth_before,
+        depth_after=training.depth,
+        parameters_before=training.parameters if first is None else first.parameters_before,
+        parameters_after=training.parameters,
+        adaptations=status.adaptations,
+        done=None if training.done_percentage is None else training.done_percentage / 100,
+        metrics=training.metrics if job.spec.get("program") is not None else (),
+    )
+
+
+def worker_log(pods: Iterable[Raw], name: str | None = None) -> tuple[str, str] | None:
+    """Return the pod and the container that write the log of the worker `name`; None where there is no such pod.
+
+    Without a name, that of the leader: the newest pod of base worker 0.
+    """
+    chosen = min((pod for pod in pods if name in (None, pod["metadata"]["name"])), key=_leader_first, default=None)
+    if chosen is None:
+        return None
+    containers = [each["name"] for each in chosen["spec"]["containers"]]
+    # Another one may have been put in front of it.
+    return chosen["metadata"]["name"], "trainer" if "trainer" in containers else containers[0]
+
+
+def _leader_first(pod: Raw) -> tuple[bool, str, int]:
+    """Return a key by which the newest pod of base worker 0 is the first."""
+    labels = pod["metadata"]["labels"]
+    return labels.get(ROLE_LABEL) != "base", labels.get(INDEX_LABEL, ""), -int(labels[ATTEMPT_LABEL])

@@ -5,10 +5,11 @@ API server.
 from __future__ import annotations
 
 import math
+import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _STABLE_SECONDS: Final = 1.0
 """A watch that lasted this long was a good one; after a shorter one there is a pause."""
+
+_MOMENT_SECONDS: Final = 0.25
+_CLOSE_SECONDS: Final = 2.0
 
 _PAUSES: Final = Retries(first_wait=0.2, longest_wait=5.0)
 
@@ -75,7 +79,7 @@ class Rhythm:
 
 
 class Reflector:
-    """Follows the objects of one kind in a namespace that a field selector chooses, in a thread.
+    """Follows the objects of one kind in a namespace (None: in all) that a field selector chooses, in a thread.
 
     What is listed comes first, each object as `Changed`. A watch that ends in order continues from the version that it
     reached. After an error or silence all are listed again, by which time another API server may answer that does not
@@ -86,7 +90,7 @@ class Reflector:
         self,
         client: Client,
         resource: Resource,
-        namespace: str,
+        namespace: str | None,
         fields: str,
         handle: Callable[[Change], None],
         *,
@@ -201,3 +205,34 @@ class Reflector:
     def _give(self, change: Change) -> None:
         if not self._stop.is_set():
             self._handle(change)
+
+
+def followed(
+    client: Client, namespace: str | None, watched: Iterable[tuple[Resource, str, Iterable[Raw]]], rhythm: Rhythm
+) -> Generator[tuple[Resource, Change] | None, None, None]:
+    """Yield the changes of several kinds of objects, without end; None where nothing has changed for a moment.
+
+    `watched` are kinds with a field selector and with what is known already. Close it.
+    """
+    news: queue.SimpleQueue[tuple[Resource, Change]] = queue.SimpleQueue()
+
+    def reflector(resource: Resource, fields: str, known: Iterable[Raw]) -> Reflector:
+        def put(change: Change) -> None:
+            news.put((resource, change))
+
+        return Reflector(client, resource, namespace, fields, put, rhythm=rhythm, known=known)
+
+    reflectors = [reflector(*each) for each in watched]
+    for each in reflectors:
+        each.start()
+    try:
+        while True:
+            try:
+                yield news.get(timeout=_MOMENT_SECONDS)
+            except queue.Empty:
+                yield None
+    finally:
+        for each in reflectors:
+            each.stop()
+        for each in reflectors:
+            each.join(_CLOSE_SECONDS)

@@ -64,6 +64,12 @@ ACCESS_REVIEWS: Final = Resource(
 )
 TOKEN_REVIEWS: Final = Resource("TokenReview", "authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
 
+JOB_LABEL: Final = f"{GROUP}/job"
+ROLE_LABEL: Final = f"{GROUP}/role"
+INDEX_LABEL: Final = f"{GROUP}/index"
+ATTEMPT_LABEL: Final = f"{GROUP}/attempt"
+"""Labels of workers' pods: job, `base` or `extra`, and the numbers that their names end in."""
+
 _MADE: Final = {
     each.kind: each
     for each in (

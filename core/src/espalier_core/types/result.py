@@ -18,6 +18,7 @@ from espalier_core.types.events import (
     AllocationChanged,
     AnyEvent,
     EpochFinished,
+    JobChanged,
     ProgressRead,
     TrainerFinished,
     TrainerStarted,
@@ -25,6 +26,7 @@ from espalier_core.types.events import (
 )
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import Adaptation, Metric
+from espalier_core.types.status import JobPhase
 from espalier_core.types.task import Score, accuracy_score
 
 
@@ -44,7 +46,7 @@ class RunResult(Record):
     job: str
     seed: int
     phase: str
-    """`Complete`, `Failed` or `Stopped` (to be resumed)."""
+    """`Complete`, `Failed` or `Stopped` (to be resumed); before the end, the job's phase at the moment."""
     reason: str
     message: str = ""
     log: str = ""
@@ -166,6 +168,27 @@ def summarize(
         metrics=read.metrics if read else (),
         cannot_grow=next((event.message for event in reversed(warned) if event.reason == NOT_GROWABLE), ""),
         max_step_gap_seconds=max(gaps, default=0.0),
+    )
+
+
+def so_far(job: AdaptiveTrainingJob, events: Sequence[AnyEvent], *, runs: bool, log: str) -> RunResult:
+    """Return the result of a run that has not written it: one that `runs` still, or was killed.
+
+    Its GPU-seconds are not known before it has ended.
+    """
+    last = next((event for event in reversed(events) if isinstance(event, JobChanged)), None)
+    over = last is not None and last.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
+    phase = str(JobPhase.PENDING) if last is None else last.phase
+    return summarize(
+        job,
+        events,
+        seed=job.spec.training.seed,
+        phase=phase if runs or over else "Stopped",
+        reason="" if last is None else last.reason,
+        message="" if last is None else last.message,
+        log=log,
+        used_seconds=max((event.used_seconds for event in events), default=0.0),
+        gpu_seconds_used=0.0,
     )
 
 

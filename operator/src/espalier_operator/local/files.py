@@ -18,8 +18,10 @@ from typing import Final, TypedDict
 from pydantic import ValidationError
 
 from espalier_core.files.documents import CHECKPOINT_FOLDER as CHECKPOINT_FOLDER
+from espalier_core.files.documents import HISTORY_FILE as HISTORY_FILE
 from espalier_core.files.documents import JOB_FILE as JOB_FILE
 from espalier_core.files.documents import RESULT_FILE as RESULT_FILE
+from espalier_core.files.documents import TRAINER_LOG as TRAINER_LOG
 from espalier_core.files.documents import DocumentError, append_line, read_document, write_document
 from espalier_core.types import environment
 from espalier_core.types.allocation import Allocation, AllocationDocument
@@ -35,8 +37,6 @@ logger = logging.getLogger(__name__)
 ALLOCATION_FILE: Final = "allocation.json"
 REPORT_FILE: Final = "report.json"
 EVENTS_FILE: Final = "events.jsonl"
-HISTORY_FILE: Final = "history.jsonl"
-TRAINER_LOG: Final = "trainer.log"
 STATE_FILE: Final = "state.json"
 RENDEZVOUS_FILE: Final = "rendezvous"
 """The leader's address, for workers that train with it."""

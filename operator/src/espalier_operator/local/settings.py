@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ from pydantic import Field, ValidationError
 
 from espalier_core.base import Record
 from espalier_core.files.documents import DocumentError, read_document
+from espalier_core.files.locks import locked
 from espalier_core.types.environment import LEADER_FILE
 from espalier_core.types.job import AdaptiveTrainingJob, AgentRef
 from espalier_core.types.reasons import Reason
@@ -33,7 +33,6 @@ MAX_GPUS = 10_000
 """Maximum number of GPUs; a job cannot request more."""
 STOP_WALL_SECONDS: Final = 4.0
 """Between SIGTERM and SIGKILL, unless settings say otherwise."""
-LOCK_FILE = ".lock"
 
 
 class LocalRunError(ValueError):
@@ -163,17 +162,15 @@ class RunState(Record):
 @contextmanager
 def run_lock(directory: Path) -> Iterator[None]:
     """Lock `directory` for this run; the kernel releases the lock when the process dies. `LocalRunError` if locked."""
-    try:
-        file = (directory / LOCK_FILE).open("w", encoding="utf-8")
-    except OSError as error:
-        raise LocalRunError(f"{directory}: cannot be written to: {error.strerror}") from error
-    with file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            stack.enter_context(locked(directory))
+        except BlockingIOError as error:
             raise FolderInUseError(
                 f"{directory}: another run uses this folder; wait for its end, or choose another folder"
             ) from error
+        except OSError as error:
+            raise LocalRunError(f"{directory}: cannot be written to: {error.strerror}") from error
         yield
 
 

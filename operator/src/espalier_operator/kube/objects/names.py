@@ -13,15 +13,15 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from espalier_core.k8s.resources import ATTEMPT_LABEL as ATTEMPT_LABEL
+from espalier_core.k8s.resources import INDEX_LABEL as INDEX_LABEL
+from espalier_core.k8s.resources import JOB_LABEL as JOB_LABEL
+from espalier_core.k8s.resources import ROLE_LABEL as ROLE_LABEL
 from espalier_core.k8s.resources import Raw
 from espalier_core.types.job import DEFAULT_CONTROLLER, GROUP, KIND
 from espalier_operator.kube.reading import entries, mapping, text
 from espalier_operator.model import WorkerRole
 
-JOB_LABEL: Final = f"{GROUP}/job"
-ROLE_LABEL: Final = f"{GROUP}/role"
-INDEX_LABEL: Final = f"{GROUP}/index"
-ATTEMPT_LABEL: Final = f"{GROUP}/attempt"
 REPORT_LABEL: Final = f"{GROUP}/report"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGER: Final = "espalier"

@@ -1,0 +1,40 @@
+"""Jobs from Python, on a cluster and on this machine alike; the commands for jobs of a cluster are written on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from espalier_core.client.jobs import JobClient, JobHandle
+from espalier_core.client.local import LocalClient
+from espalier_core.k8s.errors import ClientError, NotFoundError
+
+__all__ = ["ClientError", "JobClient", "JobHandle", "NotFoundError", "connect"]
+
+
+def connect(
+    *,
+    folder: str | Path | None = None,
+    namespace: str | None = None,
+    kubeconfig: Path | None = None,
+    context: str | None = None,
+    **options: object,
+) -> JobClient:
+    """Return a client for the jobs of this machine, or of a namespace of a cluster.
+
+    With `folder`, each job is a run of this machine, in a folder of its name there; `options` are those of `espalier
+    run`, such as `gpus=2`, `simulate=True` or `arrive=["30%:1"]`. Without, the cluster is that of `context` in
+    `kubeconfig` (default: as kubectl finds them), and `namespace` that of the context unless it is named.
+
+    Raises `ClientError` where that is not possible. Nothing is asked of a cluster yet.
+    """
+    if folder is not None:
+        named = {"namespace": namespace, "kubeconfig": kubeconfig, "context": context}
+        if both := [name for name, value in named.items() if value is not None]:
+            raise ClientError(f"connect: folder is for this machine, and {both[0]} for a cluster; give one of them")
+        return LocalClient(Path(folder), options)
+    if options:
+        raise ClientError(f"connect: {', '.join(options)}: options of `espalier run` need folder=..., this machine")
+    from espalier_core.client.cluster import ClusterClient
+    from espalier_core.k8s.access import connect as connect_cluster
+
+    return ClusterClient(connect_cluster(kubeconfig, context), namespace)

@@ -1,0 +1,35 @@
+"""What `espalier explain` says of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and its sentences."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where a job stands, why, and what would change it."""
+
+    job: str
+    """Namespace and name; the name alone on this machine."""
+    phase: str
+    reason: str | None
+    """As in the reference of reasons; None where nothing has been decided about the job yet."""
+    sections: tuple[Section, ...]
+    """The most important one first."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it in plain JSON types."""
+        sections = [{"title": section.title, "lines": list(section.lines)} for section in self.sections]
+        return {"job": self.job, "phase": self.phase, "reason": self.reason, "sections": sections}
+
+    def __str__(self) -> str:
+        return "\n\n".join("\n  ".join((section.title, *section.lines)) for section in self.sections)

@@ -94,6 +94,7 @@ docs: .venv/.ready  ## generate pages and build the documentation into site/; de
 	PYTHONPATH=hack .venv/bin/python -m espalier_generate.pages reasons docs/reference/reasons.md
 	PYTHONPATH=hack .venv/bin/python -m espalier_generate.pages client docs/reference/client.md
 	PYTHONPATH=hack .venv/bin/python -m espalier_generate.pages commands docs/reference/cli.md
+	PYTHONPATH=hack .venv/bin/python -m espalier_generate.environments docs/reference/environments.md
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
 	@echo site/index.html
 

@@ -35,11 +35,12 @@ from espalier_core.types.allocation import Allocation
 from espalier_core.types.outcomes import OutcomeTable
 
 ENVIRONMENT_ID: Final = "espalier/Outcomes-v0"
-gymnasium.register(
-    id=ENVIRONMENT_ID,
-    entry_point="espalier_agent.environment:OutcomeEnvironment",
-    vector_entry_point="espalier_agent.environment:OutcomeVectorEnvironment",
-)
+if ENVIRONMENT_ID not in gymnasium.registry:  # espalier_lab.environments registers it without importing it
+    gymnasium.register(
+        id=ENVIRONMENT_ID,
+        entry_point="espalier_agent.environment:OutcomeEnvironment",
+        vector_entry_point="espalier_agent.environment:OutcomeVectorEnvironment",
+    )
 
 
 NOTHING: Final = "nothing"
@@ -61,7 +62,7 @@ class Sampling(StrEnum):
 
 
 class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
-    """Adapt a model under a time budget: one episode is one sequence of decisions of an outcome table.
+    """Where a network grows, or not at all: one episode is one sequence of decisions of an outcome table.
 
     **Actions.** i deepens growth point i; those after the points each double a group of channels, where tables have
     widenings; the last one does nothing. What a model has no point or group for is masked: `info["action_mask"]` is 1
@@ -84,6 +85,9 @@ class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
 
     **Randomness** is in the choice of the table alone, which `reset(seed=...)` fixes for all episodes to come, or
     `reset(options={"table": name})` for one. `info["table"]` is the index of the table in `positions.tables`.
+
+    **Figures.** `info["accuracy"]`, mean of the paper's six tables: 0.500 of all sequences, 0.540 of the sequence that
+    is best on average, 0.559 of the best of each table.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium declares it so)
@@ -140,6 +144,11 @@ class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
         reward = float(self.positions.rewards[self._at, number])
         self._at = int(self.positions.next_states[self._at, number])
         return self.positions.observe(self._at), reward, bool(self.positions.over[self._at]), False, self._info()
+
+    def action_masks(self) -> Array:
+        """Return `info["action_mask"]` as truth values, as learners of sb3-contrib ask for it; none before `reset`."""
+        mask: Array = (self.positions.legal[self._at] > 0) & (self._at != NO_INDEX)
+        return mask
 
     def _info(self) -> dict[str, Any]:
         info: dict[str, Any] = {
@@ -301,6 +310,11 @@ class OutcomeVectorEnvironment(VectorEnv[dict[str, Array], Array, Array]):
             self._begin(np.flatnonzero(ended), None)
         over = self.positions.over[self._at]
         return self.positions.observe(self._at), rewards, over, np.zeros_like(over), self._infos(over)
+
+    def action_masks(self) -> Array:
+        """Return the masks of all environments, as `OutcomeEnvironment.action_masks` does."""
+        masks: Array = (self.positions.legal[self._at] > 0) & (self._at != NO_INDEX)[:, None]
+        return masks
 
     def _begin(self, places: Array, table: str | None) -> None:
         self._episodes[places] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,17 @@ def run(bin_folder: Path, folder: Path, *words: str) -> tuple[str, str]:
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
+
+
+def test_the_environments_are_found_with_nothing_but_the_wheels(wheels: Path, bin_folder: Path, tmp_path: Path) -> None:
+    given = ("--find-links", wheels, "--constraint", wheels / "locked.txt", "--no-config")
+    uv("pip", "install", "--python", bin_folder.parent, *given, "espalier-lab")
+    page = (ROOT / "docs" / "reference" / "environments.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    for name in re.findall(r"^## (espalier/.*)$", page, re.M):
+        assert ":espalier/Placement-v0" in program
+        made = program.replace("espalier/Placement-v0", name) + "print(environment)"
+        assert f"<{name}>" in run(bin_folder, tmp_path, "python", "-c", made)[0]
 
 
 def test_a_wheel_says_what_it_is_and_holds_its_licence(wheels: Path) -> None:

@@ -17,9 +17,8 @@ A policy is learned by PPO on tables of costs, and used in the place of a search
 The version in the name rises with anything that changes what is learned here.
 """
 
-import gymnasium
-
 from espalier_core.illegal_actions import IllegalActionError
+from espalier_lab import environments as environments
 from espalier_lab.rewriting.learned.environment import ENVIRONMENT_ID, RewritesEnvironment
 from espalier_lab.rewriting.learned.learner import RewriteLearnerSettings, learn
 from espalier_lab.rewriting.learned.nets import NETS
@@ -36,5 +35,3 @@ __all__ = [
     "learn",
     "walks",
 ]
-
-gymnasium.register(id=ENVIRONMENT_ID, entry_point="espalier_lab.rewriting.learned:RewritesEnvironment")

@@ -11,16 +11,9 @@ Importing this package registers the environment, also side by side as one that 
 The version in the name rises with anything that changes what is learnt here.
 """
 
-import gymnasium
-
 from espalier_core.illegal_actions import IllegalActionError
+from espalier_lab import environments as environments
 from espalier_lab.scheduling.allocation.environment import ENVIRONMENT_ID, AllocationEnvironment
 from espalier_lab.scheduling.allocation.side_by_side import SideBySide
 
 __all__ = ["ENVIRONMENT_ID", "AllocationEnvironment", "IllegalActionError", "SideBySide"]
-
-gymnasium.register(
-    id=ENVIRONMENT_ID,
-    entry_point="espalier_lab.scheduling.allocation:AllocationEnvironment",
-    vector_entry_point="espalier_lab.scheduling.allocation:SideBySide",
-)

@@ -101,6 +101,10 @@ class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]
             info["_mean_seconds"] = self._ended.copy()
         return observation, rewards, self._ended.copy(), np.zeros(self.num_envs, bool), info
 
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Return `info["action_mask"]` as truth values; that of an episode that is over does not matter."""
+        return self._legal.astype(np.bool_)
+
     def _draw(self, options: dict[str, Any] | None = None) -> Trace:
         return draw(source(), self.purpose, episode_index(options, self.np_random))
 

@@ -11,9 +11,8 @@ Importing this package registers the environment:
 The version in the name rises with anything that changes what is learnt here.
 """
 
-import gymnasium
-
 from espalier_core.illegal_actions import IllegalActionError
+from espalier_lab import environments as environments
 from espalier_lab.scheduling.placement.environment import ENVIRONMENT_ID, PlacementEnvironment
 from espalier_lab.scheduling.placement.tasks import Family
 from espalier_lab.scheduling.seed_split import SeedSplit
@@ -22,5 +21,3 @@ __all__ = ["ENVIRONMENT_ID", "Family", "IllegalActionError", "NoActionError", "P
 
 NoActionError = IllegalActionError
 """Its name before; it goes with the next release."""
-
-gymnasium.register(id=ENVIRONMENT_ID, entry_point="espalier_lab.scheduling.placement:PlacementEnvironment")

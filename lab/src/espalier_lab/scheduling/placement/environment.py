@@ -27,7 +27,7 @@ Observation = dict[str, NDArray[np.float32]]
 
 
 class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
-    """Place gangs of workers on a cluster whose performance is hidden: one episode is one cluster and its jobs.
+    """On which nodes a job's workers run, where the speed of nodes is hidden: an episode is a cluster and its jobs.
 
     **Actions.** Action i runs the job at the head of the queue on candidate i: `info["action_mask"]` is 1 where there
     is one, and `info["candidates"]` has the nodes of each. The first ones are those of the usual rules (consolidate,
@@ -47,6 +47,9 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
 
     **Randomness.** `reset(seed=...)` fixes all episodes to come. `reset(options={"episode": i})` plays one of them.
     Episodes of the purposes `train`, `choose` and `judge` are never the same.
+
+    **Figures.** `info["mean_seconds"]`, mean of episodes 0 to 39 of the purpose `judge`: 1,667 s by the best rule
+    (`emptiest`), 1,639 by PPO, 1,402 by a model that learns online, 1,329 by one that knows all.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium declares it so)
@@ -109,6 +112,10 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
         passed = self.cluster.job_seconds - self._counted
         self._counted = self.cluster.job_seconds
         return self._observe(), -passed / _HOUR, self.pending is None, False, self._info()
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Return `info["action_mask"]` as truth values, as learners of sb3-contrib ask for it; none before `reset`."""
+        return np.arange(MOST) < (0 if self.pending is None else len(self.pending.candidates))
 
     def _observe(self) -> Observation:
         cluster, family = self.cluster, self.family

@@ -16,7 +16,7 @@ from espalier_lab.rewriting.engine.search import HORIZON
 from espalier_lab.rewriting.learned.dreaming.blocks import mask_of
 from espalier_lab.rewriting.learned.dreaming.mind import Known, Mind, mind_space
 from espalier_lab.rewriting.learned.dreaming.world import World
-from espalier_lab.rewriting.learned.environment import FORBIDDEN, LOCATIONS, PENALIZE, STOP, Action, chosen
+from espalier_lab.rewriting.learned.environment import FORBIDDEN, LOCATIONS, PENALIZE, STOP, Action, chosen, masks_of
 from espalier_lab.rewriting.learned.seen import GraphObservation
 
 
@@ -53,7 +53,7 @@ class Dream(gymnasium.Env[Known, Action]):
         self.observation_space = mind_space()
         # Gymnasium types discrete actions as int64 arrays of any shape.
         self.action_space = cast("spaces.Space[Action]", spaces.MultiDiscrete([STOP + 1, LOCATIONS]))
-        self._running = False
+        self._running, self._mask = False, self._start_mask
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Known, dict[str, Any]]:
         """Begin with the graph; a seed decides all that is drawn from now on."""
@@ -82,7 +82,11 @@ class Dream(gymnasium.Env[Known, Action]):
 
     def _info(self) -> dict[str, Any]:
         mask = self._legal()
-        return {"rule_mask": mask.max(axis=1), "location_mask": mask}
+        return {"action_mask": mask * self._running, "rule_mask": mask.max(axis=1), "location_mask": mask}
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Return what `RewritesEnvironment.action_masks` does."""
+        return masks_of(self._legal() * self._running)
 
     def _legal(self) -> NDArray[np.int8]:
         mask = np.zeros((STOP + 1, LOCATIONS), np.int8)

@@ -87,6 +87,19 @@ def test_a_job_that_ends_in_time_starts_on_gpus_that_are_kept() -> None:
     assert starts_by(planned, "head") == NOW + 160
 
 
+def test_what_a_job_waits_for_is_planned_again_once_it_would_end_too_late() -> None:
+    """Then the GPU that is being given back is no longer kept for it."""
+    nodes, workers = ALMOST_FULL
+    (leaving,) = on(waits("gone"), "n")
+    leaving = replace(leaving, job=None, role=WorkerRole.FOREIGN, state=WorkerState.TERMINATING)
+    jobs = HOLDER, waits("head", 4, at=1), waits("short", budget=130.0, at=2)
+    planned = decide(nodes, jobs, (*workers, leaving))
+    assert not admitted(planned)
+    assert starts_by(planned, "head") == NOW + 160
+    assert starts_by(planned, "short") is None, "it gets what is given back"
+    assert planned.wake_at == pytest.approx(NOW + 160 - (130.0 + OVERHEAD), abs=0.01)
+
+
 def test_a_long_job_starts_on_what_the_head_does_not_need() -> None:
     nodes, workers = ALMOST_FULL
     planned = decide(nodes, (HOLDER, waits("head", 3, at=1), waits("long", budget=1e6, at=2)), workers)

@@ -8,6 +8,7 @@ count on what can be reclaimed at any time, and on what running jobs give back u
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -152,10 +153,11 @@ class Reservations:
         """Return the nodes on which reservations count that a job must not touch that runs until `ends_by`."""
         return {node for each in self._made if each.starts_before(ends_by) for node in each.expected}
 
-    def lift(self, ends_by: float) -> None:
-        """Allow what a job may use that has ended by then, until `restore`."""
+    def lift(self, ends_by: float) -> float:
+        """Allow what a job may use that has ended by then, until `restore`; return for how many seconds more it may."""
         self._lifted = [each for each in self._made if not each.starts_before(ends_by)]
         self._free(self._lifted)
+        return min((each.starts_by for each in self._lifted), default=math.inf) - ends_by
 
     def restore(self, ends_by: float, started: HeldGpus | None = None) -> None:
         """Keep again what was lifted; `started` is what a job took meanwhile that runs until `ends_by`."""

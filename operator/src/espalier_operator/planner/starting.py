@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Supply
@@ -17,6 +18,8 @@ from espalier_operator.planner.cycle import PlanningCycle
 from espalier_operator.planner.lifecycle import ends_by
 from espalier_operator.planner.reservations import HeldGpus, Reservation
 
+_MOMENT: Final = 0.001
+"""What times by which another one is over are later than it, in seconds."""
 _Tries = tuple[tuple[str, ...], str | None]
 """Gangs that may use these types of GPUs, of one namespace; None: of all."""
 Attempt = tuple[tuple[NodePool, ...], int, int, tuple[int, ...]]
@@ -140,8 +143,10 @@ class Starting:
 
         `in_vain`: it is known that there are too few GPUs, and only asked why.
         """
-        self._cycle.reservations.lift(until)
+        left = self._cycle.reservations.lift(until)
         started = self._shortage(job, node_pools) if in_vain else self._start(job, node_pools)
+        if started is None and left < math.inf:  # from then on, what it waits for is free for others
+            self._record.wake(self._cycle.now + left + _MOMENT)
         self._cycle.reservations.restore(until, started if isinstance(started, HeldGpus) else None)
         return started
 

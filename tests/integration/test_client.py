@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from operators import Jobs, World
 from trainers import Trainers
 
 from espalier_core.client import ClientError, JobClient, NotFoundError, connect
+from espalier_core.files.locks import holder
 from espalier_core.types.job import AdaptiveTrainingJob
 from waiting import until
 
@@ -100,6 +103,7 @@ def test_the_life_of_a_job(place: Place) -> None:
     moments = [event.at for event in made.events()]
     assert moments == sorted(moments)
     assert "GPUsGranted" in heard
+    assert {"GPUsGranted", "Completed"} <= {event.reason for event in made.events(follow=True)}, "it does not wait"
     explanation = made.explain()
     assert (explanation.phase, explanation.reason) == ("Complete", "Completed")
     assert explanation.sections[0].title == "Where it stands"
@@ -152,6 +156,21 @@ def test_what_a_leader_printed_is_read_here(tmp_path: Path, monkeypatch: pytest.
     reader.join()
     assert b"".join(printed) == b"begun\nended\n"
     made.delete()
+
+
+def test_a_run_that_was_killed_has_stopped_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = Machine(tmp_path)
+    made = here.client.submit(job())
+    until(lambda: made.result().phase == "Running", "it runs")
+    os.kill(holder(tmp_path / "runs" / "steps") or 0, signal.SIGKILL)
+    assert made.wait(timeout=60).phase == "Stopped"
+    assert made.explain().phase == "Stopped"
+    monkeypatch.chdir("/")  # its command is started again where it was started first
+    connect(folder=tmp_path / "runs").job("steps").resume()
+    until(lambda: made.result().phase == "Running", "it runs again")
+    here.finish("steps")
+    assert made.wait(timeout=60).phase == "Complete"
 
 
 def test_options_of_run_are_checked_as_the_command_does(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from espalier_cli.errors import InputError
 from espalier_core.k8s.access import Cluster
 from espalier_core.k8s.errors import cluster_error
 from espalier_core.k8s.jobs import Job, job_of, phase, score_of, standing
-from espalier_core.k8s.reflector import Changed, Deleted, Failed, Rhythm, followed
+from espalier_core.k8s.reflector import Changed, Deleted, Disconnected, Failed, Rhythm, followed
 from espalier_core.k8s.resources import JOBS
 from espalier_core.types.status import ConditionType
 from espalier_core.types.task import accuracy_of, other_than_accuracy
@@ -78,6 +78,9 @@ def _watch(cluster: Cluster, where: str | None, form: str) -> None:
                     job, gone = job_of(raw), True
                 case _, Failed(error=error):
                     raise cluster_error(error)
+                case _, Disconnected(error=error):
+                    click.echo(f"{error}; trying again for up to {_PATIENCE_SECONDS:.0f} s", err=True)
+                    continue
                 case _:
                     continue
             known.pop(job.uid, None)

@@ -5,18 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from espalier_core.client.jobs import JobClient, JobHandle, read_job
 from espalier_core.k8s.access import Cluster
-from espalier_core.k8s.errors import (
-    ClientError,
-    ClusterError,
-    NotFoundError,
-    cluster_error,
-    for_a_person,
-)
+from espalier_core.k8s.errors import ClientError, ClusterError, NotFoundError, cluster_error, for_a_person
 from espalier_core.k8s.jobs import Event, Job, event_of, is_about, job_of, phase, result_of, worker_log
 from espalier_core.k8s.reflector import Change, Changed, Deleted, Failed, Rhythm, followed
 from espalier_core.k8s.resources import EVENTS, JOB_LABEL, JOBS, PODS, Raw
@@ -81,9 +76,14 @@ class ClusterHandle(JobHandle):
         return result_of(job)
 
     def events(self, *, follow: bool = False) -> Iterator[Event]:
-        if follow:
-            yield from (each for each in self.follow() if isinstance(each, Event))
-            return
+        heard = (each for each in self.follow() if isinstance(each, Event))
+        seen: dict[str, int] = {}
+        for event in chain(self._past(), heard, self._past()) if follow else self._past():
+            if seen.get(event.uid) != event.times:
+                seen[event.uid] = event.times
+                yield event
+
+    def _past(self) -> Iterator[Event]:
         uid = self.read().uid
         about = self.cluster.list_all(EVENTS, self.namespace, fields=f"involvedObject.name={self.name}").items
         yield from sorted((event_of(raw) for raw in about if is_about(raw, uid)), key=lambda event: event.at)
@@ -96,8 +96,7 @@ class ClusterHandle(JobHandle):
         raw = self._raw()
         job = job_of(raw)
         yield job
-        known: list[Raw] = [raw]
-        watched = (JOBS, f"metadata.name={self.name}", known), (EVENTS, f"involvedObject.name={self.name}", known[:0])
+        watched = [(JOBS, f"metadata.name={self.name}", [raw]), (EVENTS, f"involvedObject.name={self.name}", [])]
         with closing(followed(self.cluster.client, self.namespace, watched, Rhythm(patience=patience))) as news:
             while job.outcome is None:
                 match next(news):

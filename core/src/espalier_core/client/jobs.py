@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -17,7 +17,7 @@ from espalier_core.types.result import RunResult
 from espalier_core.validation.reading import JobFileError, load_job, parse_jobs
 
 EXPLANATIONS: Final = "espalier.explanations"
-"""The group of entry points that explain the job of a handle, by `JobHandle.place`: functions to an `Explanation`."""
+"""The group of entry points that explain the job of a handle, by its `place`."""
 
 
 class JobHandle(ABC):
@@ -60,10 +60,9 @@ class JobHandle(ABC):
 
     def explain(self) -> Explanation:
         """Say where it stands and why; where espalier-cli is installed, also what would change it."""
-        explainers = Registry[Any]("explanation", EXPLANATIONS, {})
+        explainers = Registry[Callable[[JobHandle], Explanation]]("explanation", EXPLANATIONS, {})
         if self.place in explainers.names():
-            found: Explanation = explainers.load(self.place)(self)
-            return found
+            return explainers.load(self.place)(self)
         result = self.result()
         line = f"{result.job} is {result.phase}. {result.reason}: {result.message}".rstrip(": ")
         return Explanation(result.job, result.phase, result.reason or None, (Section("Where it stands", (line,)),))

@@ -45,7 +45,7 @@ class LocalClient(JobClient):
         """Give `options` to each `espalier run`: True is a flag, a list an option that is repeated."""
         if own := [name for name in options if name in _OWN]:
             raise ClientError(f"connect: {own[0]}: is no option here; `result` reads what lies in FOLDER/JOB")
-        self.folder, self._options = folder, [word for name in options for word in _words(name, options[name])]
+        self.folder, self._options = folder.absolute(), list(_words(options))
 
     def submit(self, job: str | Path | Mapping[str, Any] | AdaptiveTrainingJob) -> LocalHandle:
         found = read_job(job, DEFAULT_GPU_RESOURCE)
@@ -59,7 +59,7 @@ class LocalClient(JobClient):
             raise ClientError(f"metadata.name: {handle.folder} exists already", hint) from None
         except OSError as error:
             raise ClientError(f"folder: {error.filename}: cannot be created: {error.strerror}") from error
-        file = handle.folder.absolute() / _SUBMITTED_JOB
+        file = handle.folder / _SUBMITTED_JOB
         file.write_text(json.dumps(found.to_json(), indent=1), encoding="utf-8")
         words = [sys.executable, "-m", "espalier_cli", "run", str(file), "--output", str(file.parent), *self._options]
         submission = json.dumps({"command": words, "directory": str(Path.cwd())}, indent=1)
@@ -185,8 +185,8 @@ class LocalHandle(JobHandle):
             pid = self._runner() or (None if (self.folder / RESULT_FILE).is_file() or not runs(pid) else pid)
 
 
-def _words(name: str, value: object) -> Iterator[str]:
-    option = f"--{name.replace('_', '-')}"
-    for each in value if isinstance(value, list | tuple) else [value]:
-        if each is not None and each is not False:
-            yield from [option] if each is True else [option, str(each)]
+def _words(options: Mapping[str, object]) -> Iterator[str]:
+    for name, value in options.items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if each is not None and each is not False:
+                yield from [f"--{name.replace('_', '-')}", *([] if each is True else [str(each)])]

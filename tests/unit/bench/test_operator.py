@@ -1,7 +1,8 @@
-"""The benchmark of the operator can give the operator a core of its own."""
+"""Benchmarks of the operator: a core of its own, ratios of cases, and a tick in which a GPU that comes free is lent."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.cases.operator import table
+from bench.cases.plan import Cluster
 from bench.load.objects import Case
 from bench.load.processes import running, shared_out
 
@@ -37,3 +39,24 @@ def test_the_last_column_compares_the_last_case_with_the_first() -> None:
     assert lines[0].endswith("200 / 100")
     assert found["plan() alone, median ms"] == ["10.0", "15.0", "1.50"]
     assert found["GPUs freed"] == ["0", "–", "–"]
+
+
+async def lent_after_a_gpu_is_freed() -> tuple[list[bool], int, int]:
+    cluster = Cluster(Case(nodes=4, jobs=3, events=2, idle_pods=4))
+    for _ in range(3):
+        await cluster.tick()
+        cluster.report(0, 1, 1.0)
+        cluster.clock.time += 1
+    cluster.sync_figures()
+    jobs = cluster.backend.jobs.values()
+    before = sum(job.state.extra for job in jobs)
+    cluster.free_one()
+    parts = await cluster.tick()
+    assert list(parts) == ["look", "plan", "record"]
+    return [job.facts is not None and job.facts.training for job in jobs], before, sum(job.state.extra for job in jobs)
+
+
+def test_a_gpu_that_comes_free_is_lent_to_a_job_that_trains() -> None:
+    training, before, after = asyncio.run(lent_after_a_gpu_is_freed())
+    assert training == [True] * 3
+    assert (before, after) == (0, 1)

@@ -1,4 +1,4 @@
-"""The benchmark of growing under a GPU timeline: what it computes and what it keeps."""
+"""Benchmarks that train in virtual time: what time costs, what is kept, and tables of paired differences."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.cases.shrinking import Case, Prices, draw, run_seed, table
 from bench.paying.arms import Arm, Costs, ElasticClock, LayerCosts, timeline
 from bench.paying.runs import Head, Run, Runs, kept_costs, lines
+from espalier_core.validation.reading import load_job, with_spec
+from espalier_lab.growth.collect.cost import StepCost
 
 COSTS = Costs(
     one=LayerCosts(base=0.01, added={"block0": 0.002}),
@@ -71,3 +74,21 @@ def test_the_table_compares_seed_by_seed() -> None:
         "| 10% | **+0.100 (+0.100, +0.100)** | **+0.200 (+0.200, +0.200)** | **+0.300 (+0.300, +0.300)** | "
         "**+0.100 (+0.100, +0.100)** | **-0.100 (-0.100, -0.100)** | **+0.300 (+0.300, +0.300)** |"
     )
+
+
+def test_arms_share_all_up_to_the_reclaim_and_teaching_costs_steps(tmp_path: Path) -> None:
+    job = with_spec(load_job(Path(__file__).parents[3] / "examples" / "digits.yaml"), timeBudgetSeconds=0.5)
+    cost = StepCost(0.002, (("block0", 0.001), ("block1", 0.001), ("block2", 0.001)))
+    runs = run_seed(Case(job, 0.3, Prices(cost, 1.0, 0.25, 3.0)), 0)
+    by_arm = {run.arm: run for run in runs}
+    # 0.2 s are left: 40 steps of 5 ms, or 100 of 2 ms, less what is measured first, and less what teaching costs.
+    assert by_arm["keep"].steps == pytest.approx(40, abs=1)
+    assert by_arm["return"].steps == pytest.approx(100, abs=1)
+    assert by_arm["weights"].steps == pytest.approx(10 + 75, abs=1)
+    assert by_arm["distil"].steps < by_arm["weights"].steps - 3
+    assert [by_arm[arm].depth for arm in ("keep", "return", "weights", "distil", "rule")] == [7, 4, 4, 4, 7]
+    assert by_arm["rule"].reason == "TooLateToDistil"
+    assert by_arm["rule"].accuracy == by_arm["keep"].accuracy
+    assert len(table(runs, "digits", 0.5).rows) == 5 + 1
+    draw(runs * 2, "digits", 0.5, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

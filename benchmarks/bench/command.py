@@ -41,7 +41,7 @@ class Option:
     """Where the default does not say it."""
 
 
-PICTURE: Final = Option(None, "draw into this PNG file (default: in --work-dir; none with --quick)", type=Path)
+PICTURE: Final = Option(None, "draw into this PNG file (default: runs/NAME.png; none with --quick)", type=Path)
 DATA: Final = Option(None, "folder or archive of the data; default: where the job has them", type=str)
 
 
@@ -61,7 +61,9 @@ def parsed(name: str, arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(f"--{option.replace('_', '-')}", **_described(known))
     small = ", ".join(f"{option.replace('_', ' ')} {_text(value)}" for option, value in quick.items())
     parser.add_argument("--quick", action="store_true", help=f"to see that it runs: {small or 'as without'}")
-    parser.add_argument("--work-dir", type=Path, help=f"keeps what can be gone on with (default: runs/{name})")
+    place = Path("runs") / name if getattr(case, "KEEPS", False) and "--quick" not in arguments else None
+    shown = place or "a folder that goes at the end"
+    parser.add_argument("--work-dir", type=Path, default=place, help=f"go on with what is here (default: {shown})")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     if "--quick" in arguments:
@@ -86,12 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(described(facts), end="\n\n", flush=True)
     document: dict[str, Any] = {**facts, "tables": []}
     with ExitStack() as stack:
-        if options.work_dir is None and options.quick:
+        if options.work_dir is None:
             options.work_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-bench-")))
-        options.work_dir = options.work_dir or Path("runs") / given[0]
         options.work_dir.mkdir(parents=True, exist_ok=True)
         if "picture" in options and options.picture is None and not options.quick:
-            options.picture = options.work_dir / f"{given[0]}.png"
+            options.picture = Path("runs") / f"{given[0]}.png"
+            options.picture.parent.mkdir(exist_ok=True)
         try:
             for part in import_module(f"bench.cases.{name.replace('-', '_')}").run(options):
                 if isinstance(part, Table):

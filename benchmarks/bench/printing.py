@@ -65,7 +65,7 @@ class Table:
         if self.figures:
             plain = [{name: None if each != each else each for name, each in row.items()} for row in self.figures]
             return {"title": self.title, "rows": plain}
-        return {"title": self.title, "rows": [dict(zip(self.head, row, strict=True)) for row in self.rows]}
+        return {"title": self.title, "columns": list(self.head), "rows": list(map(list, self.rows))}
 
 
 Parts = Iterator[Table | str | Mapping[str, Any]]

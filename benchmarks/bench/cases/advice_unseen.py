@@ -29,6 +29,7 @@ from espalier_lab.growth.judge.verdict import JudgeVerdict, Rule, decisions_of, 
 from espalier_lab.growth.progress_line import ProgressLine
 
 MODELS = Path(__file__).parents[1] / "unseen_models.py"
+KEEPS = True
 OPTIONS = {
     "seeds": Option(3),
     "families": Option(0, "only so many, cheap and different ones; 0: all"),

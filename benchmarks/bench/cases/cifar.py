@@ -38,6 +38,7 @@ from espalier_trainer.data.source import Data, TensorSource
 
 EPOCH_IMAGES: Final = 512
 """16 steps."""
+KEEPS: Final = True
 OPTIONS: Final = {**options(budgets=[40.0], moments=[0.2]), "data": DATA}
 QUICK: Final = {"budgets": [1.5], "moments": [0.2], "seeds": 1, "rates": [0.004] * 3, "arms": [Arm.ONE, Arm.UNFOLDED]}
 

@@ -33,6 +33,7 @@ from espalier_core.validation.reading import load_job
 
 EPOCH_WINDOWS: Final = 128
 """16 steps."""
+KEEPS: Final = True
 OPTIONS: Final = {
     **options(budgets=[40.0, 80.0, 160.0], moments=[0.2, 0.35, 0.5]),
     "decided": Option(False, "also what the agent and a race decide"),

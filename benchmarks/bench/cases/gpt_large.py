@@ -21,6 +21,7 @@ from bench.flagship.subject import Arm, StepCost, Subject
 from bench.printing import Parts
 from espalier_core.validation.reading import load_job, with_spec
 
+KEEPS: Final = True
 OPTIONS: Final = {
     **options(budgets=[20.0], moments=[0.2], seeds=3),
     "data": Option(None, "folder of the text", type=str),

@@ -36,6 +36,7 @@ from espalier_core.types.job import ElasticBatch
 from espalier_lab.extra_worker import ExtraWorker
 from espalier_trainer.data import load_data
 
+KEEPS: Final = True
 OPTIONS: Final = {
     **OF_A_JOB,
     "workloads": Option(["digits", "cifar8"], "examples", ("digits", "cifar8")),

@@ -38,6 +38,7 @@ CURRICULA = (
     ("early", "late", "middle"),
     ("late", "middle", "early"),
 )
+KEEPS = True
 OPTIONS = {
     "seeds": Option(2, "for training from scratch"),
     "episodes": Option(10_000, "of each stage; the default is the paper's number"),

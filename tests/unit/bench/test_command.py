@@ -70,10 +70,21 @@ def test_quick_changes_defaults_alone_and_leaves_nothing(case: dict[str, Any]) -
     assert case["seeds"] == 3
 
 
-def test_pictures_are_drawn_where_runs_are_kept(case: dict[str, Any], tmp_path: Path) -> None:
-    main(["joint", "--work-dir", str(tmp_path / "kept")])
-    assert case["picture"] == tmp_path / "kept" / "joint.png"
-    assert case["work_dir"].is_dir()
+def test_nothing_is_kept_but_the_picture_where_no_folder_is_named(
+    case: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["joint"])
+    assert case["picture"] == Path("runs/joint.png")
+    assert not case["work_dir"].exists()
+    main(["joint", "--work-dir", "kept"])
+    assert Path("kept").is_dir()
+
+
+def test_runs_are_gone_on_with_where_it_is_checked_that_they_are_of_the_same_options() -> None:
+    assert parsed("gpt", []).work_dir == Path("runs/gpt")
+    assert parsed("gpt", ["--quick"]).work_dir is None
+    assert parsed("joint", []).work_dir is None
 
 
 def test_figures_are_printed_and_written(

@@ -71,7 +71,7 @@ def test_the_benchmark_of_placement_prints_a_table_for_each_kind_of_episode(
     small = LearnerSettings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8)
     monkeypatch.setattr(placement, "SETTINGS", small)
     sizes = ["--train", "2", "--choose", "1", "--judge", "2", "--seeds", "1", "--decisions", "16"]
-    main(["placement", *sizes, "--work-dir", str(tmp_path)])
+    main(["placement", *sizes, "--picture", str(tmp_path / "placement.png")])
     assert (tmp_path / "placement.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     for title in ("one cluster", "cluster and workload change in the middle"):

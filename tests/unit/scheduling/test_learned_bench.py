@@ -31,8 +31,8 @@ def test_the_benchmark_prints_a_table_for_each_cluster_and_draws(
 ) -> None:
     monkeypatch.setattr(learned, "SETTINGS", LearnerSettings(kept=1.0, episodes=4, steps=8))
     sizes = ["--seeds", "1", "--episodes", "2", "--imitated", "100", "--decisions", "32", "--nodes", "4", "6"]
-    main(["learned", *sizes, "--work-dir", str(tmp_path)])
     picture = tmp_path / "learned.png"
+    main(["learned", *sizes, "--picture", str(picture)])
     printed = capsys.readouterr().out
     assert "4 nodes, 2 traces" in printed
     assert "6 nodes, 2 traces" in printed

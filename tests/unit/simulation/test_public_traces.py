@@ -1,7 +1,7 @@
 """Public traces in their published columns, by the commands of docs/reference/simulator.md.
 
 Real are the first line of Philly, the first three of Helios, both of Acme, the first of Alibaba 2020 and all of Alibaba
-2023: the examples in their descriptions, or the beginning of the file. The others are made up, in the same columns, to
+2023 and 2026: the examples in their descriptions, or lines of the file. The others are made up, in the same columns, to
 have what the descriptions mention: jobs that never ran, attempts without an end, parts of a GPU.
 """
 
@@ -45,6 +45,12 @@ openb-pod-0017,88000,327680,8,1000,,Burstable,Succeeded,9437497,10769854,9437497
 openb-pod-0048,8000,30517,0,0,,BE,Running,9992086,10013821,9992086
 openb-pod-0061,11908,47104,1,1000,,BE,Pending,10001278,10001403,
 openb-pod-0063,12000,24576,1,1000,,LS,Running,10001854,10043044,10002793
+"""
+ALIBABA_2026 = """\
+job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration,job_type
+239255,13,A10,20,1,1,0,2764799,HP
+437260,57,A100-SXM4-80GB,15,1,16,9589663,41060,Spot
+437261,57,A100-SXM4-80GB,15,1,94,9589663,71718,Spot
 """
 SACCT = """\
 JobID|Submit|Start|End|Elapsed|State|AllocTRES
@@ -126,6 +132,13 @@ NEVER = "did not start, or did not end: they are left out"
             [f"1 of 4 jobs {NOTHING}", f"1 of 4 jobs {NEVER}"],
         ),
         (
+            "Alibaba 2026",
+            ALIBABA_2026,
+            (),
+            [(0, 16, 41060), (0, 94, 71718)],
+            ["1 of 3 jobs are not among those to --keep: they are left out"],
+        ),
+        (
             "Slurm",
             SACCT,
             (),
@@ -171,7 +184,8 @@ def test_traces_are_read_as_published_by_the_commands_of_the_page(
     path = tmp_path / file
     path.write_text(text)
     given = dict(zip(options[::2], options[1::2], strict=True))
-    selection = Selection.of(given.get("--columns", ""), keep[1:], FIELDS.names)
+    kept = [given["--keep"]] if "--keep" in given else []
+    selection = Selection.of(given.get("--columns", ""), kept, FIELDS.names)
     told: list[str] = []
     reading = TraceReading(selection=selection, skip="--skip" in given, tell=told.append)
     found = TABLES[given.get("--format", "csv")](path, reading)
@@ -215,6 +229,10 @@ def test_what_is_not_as_in_philly_is_named(found: object, complaint: str, tmp_pa
         (("--columns", "gpus=num_gpu"), "--columns gpus=num_gpu: gpus is no field of a trace; choose of timestamp"),
         (("--columns", "timestamp"), "--columns: 'timestamp' must be NAME=VALUE"),
         (("--columns", "num_gpus=num_gpu*nodes"), "t:1: nodes: no such column; --columns takes columns of the file"),
+        (
+            ("--columns", "timestamp=creation_time/1000"),
+            "t:1: scheduled_time: is not scaled, but timestamp=creation_time/1000 is: name start, too",
+        ),
         (("--columns", "end=deleted"), "t:1: deleted: no such column"),
         (("--columns", "num_gpus=#12"), "t:1: timestamp: no such column; say which it is with --columns timestamp="),
         (("--columns", "num_gpus=pod_phase*1"), "t:2: pod_phase*1: is 'Succeeded'; it must be a number"),

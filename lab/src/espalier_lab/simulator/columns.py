@@ -109,6 +109,11 @@ class Header:
         return product
 
 
+def is_product(column: str) -> bool:
+    """Return whether it is more than a column."""
+    return "*" in column or "/" in column
+
+
 def _constant(text: str, cells: Cells) -> str:
     return text
 

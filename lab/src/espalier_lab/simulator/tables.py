@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from espalier_lab.simulator.columns import Header, Selection
+from espalier_lab.simulator.columns import Header, Selection, is_product
 from espalier_lab.simulator.errors import TraceError
 
 MAX_SECONDS: Final = 1e9
@@ -113,6 +113,8 @@ class Fields:
     """What else their columns may be called."""
     instead: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Fields that together stand for a required one."""
+    moments: Sequence[str] = ()
+    """Fields that are in one unit: if the column of one is scaled, those of the others must be named, too."""
 
     @property
     def names(self) -> list[str]:
@@ -136,7 +138,13 @@ class Fields:
             if name not in found:
                 remedy = f"the header must name {', '.join(self.required)}"
                 raise header.missing(name, remedy if named is None else f"say which it is with --columns {name}=COLUMN")
-        return {name: found[name] for name in (*wanted, *self.optional) if name in found}
+        read = {name: found[name] for name in (*wanted, *self.optional) if name in found}
+        scaled = [f"{name}={explicit[name]}" for name in self.moments if is_product(explicit.get(name, ""))]
+        for name in self.moments:
+            if scaled and name in read and name not in explicit:
+                where = f"{header.path}:{header.line}: {read[name]}"
+                raise TraceError(f"{where}: is not scaled, but {scaled[0]} is: name {name}, too, with --columns")
+        return read
 
 
 def rows(path: Path, fields: Fields, selection: Selection | None = None) -> Iterator[TableRow]:

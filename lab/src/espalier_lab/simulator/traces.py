@@ -37,6 +37,7 @@ FIELDS: Final = Fields(
         "job": ("job_id", "jobid"),
     },
     instead={"duration": ("start", "end")},
+    moments=("timestamp", "start", "end"),
 )
 """The columns of a table, and what they are called in public traces."""
 _PHILLY: Final = {"timestamp": "submitted_time", "start": "start_time", "end": "end_time", "num_gpus": "gpus"}

@@ -1,4 +1,4 @@
-"""The progress of programs that do not use the library: what their lines and their metrics say. Pure.
+"""The progress of programs that do not use the library: what their lines, metrics and posts say. Pure.
 
 A program may write anything into its log. So everything is bounded here, whatever the source: the length of a line, the
 lines of a look, the number and size of values. Patterns are those of RE2, whose time is linear in the line.
@@ -22,6 +22,7 @@ from espalier_core.types.program import (
     LogProgress,
     MetricsProgress,
     compile_pattern,
+    is_value_name,
     selector_of,
 )
 from espalier_core.types.report import Metric
@@ -30,6 +31,10 @@ MAX_NUMBER_LENGTH: Final = 64
 """Maximum length of a number in a text, in characters."""
 MAX_LINE_BYTES: Final = 4096
 """Longer lines are not read."""
+MAX_POST_BYTES: Final = 64 * 1024
+"""Longer posts are refused."""
+_OF_POSTS: Final = {"current_step": "step", "total_steps": "steps", "current_epoch": "epoch"}
+"""What the Trainer of Hugging Face calls values that are known."""
 _ENDS: Final = re.compile(rb"[\r\n]+")
 MAX_PAGE_BYTES: Final = 256 * 1024
 """What is beyond is not read."""
@@ -189,3 +194,26 @@ def _samples(line: str) -> list[tuple[str, dict[str, str], float]]:
     except (ValueError, IndexError, KeyError):
         return []
     return [(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
+
+
+def values_of_post(body: bytes) -> dict[str, float]:
+    """Return the values of a post in the protocol of Kubeflow Trainer; what is no number, or has no name, is left out.
+
+    It is `{"trainerStatus": {"progressPercentage": 40, "estimatedRemainingSeconds": 60, "metrics": [{"name": "loss",
+    "value": "0.7"}]}}`, each part optional (TrainJobStatus of trainer.kubeflow.org/v1alpha1). `ValueError` for another.
+    """
+    try:
+        document = json.loads(body)
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
+    status = document.get("trainerStatus") if isinstance(document, dict) else None
+    metrics = (status.get("metrics") or []) if isinstance(status, dict) else None
+    if not isinstance(status, dict) or not isinstance(metrics, list):
+        raise ValueError('has no trainerStatus; post {"trainerStatus": {"progressPercentage": 40, "metrics": []}}')
+    given = {"percent": status.get("progressPercentage"), "remaining_seconds": status.get("estimatedRemainingSeconds")}
+    for metric in metrics[:_MAX_CANDIDATES]:
+        name = metric.get("name") if isinstance(metric, dict) else None
+        if isinstance(name, str) and is_value_name(name):
+            given[_OF_POSTS.get(name, name)] = metric.get("value")
+    numbers = ((name, number_of(value)) for name, value in given.items())
+    return {name: number for name, number in numbers if number is not None}

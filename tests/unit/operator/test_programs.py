@@ -20,6 +20,7 @@ from espalier_operator.programs import (
     lines_of,
     number_of,
     values_of_page,
+    values_of_post,
 )
 
 PATTERN = LineReader(LogProgress(pattern=r"step (?P<step>\S+)/(?P<steps>\S+)(?:.*loss (?P<loss>\S+))?"))
@@ -41,6 +42,37 @@ def test_json_lines_are_read_by_key_and_other_lines_left_aside() -> None:
 def test_a_progress_bar_writes_a_line_each_time_it_returns() -> None:
     data = b"\rstep 1/9\rstep 2/9\r\nstep " + b"9" * MAX_LINE_BYTES + b"/9\n\xff step 3/9"
     assert list(lines_of(data)) == ["step 1/9", "step 2/9", "\ufffd step 3/9"]
+
+
+def test_a_post_names_what_the_trainer_of_hugging_face_measures() -> None:
+    """As `transformers.integrations.KubeflowCallback` posts it."""
+    metrics = [{"name": name, "value": value} for name, value in (("loss", "0.5"), ("current_step", "7"), ("a b", "1"))]
+    status = {"lastUpdatedTime": "2026-01-01T00:00:00Z", "progressPercentage": 70, "metrics": [*metrics, 3, {}]}
+    assert values_of_post(json.dumps({"trainerStatus": status}).encode()) == {"percent": 70.0, "loss": 0.5, "step": 7.0}
+    assert values_of_post(b'{"trainerStatus": {"estimatedRemainingSeconds": 9}}') == {"remaining_seconds": 9.0}
+
+
+@given(
+    st.one_of(
+        st.binary(), st.recursive(st.none() | st.text() | st.floats(), st.lists).map(lambda x: json.dumps(x).encode())
+    )
+)
+def test_whatever_is_posted_gives_numbers_or_a_reason(body: bytes) -> None:
+    try:
+        found = values_of_post(
+            b'{"trainerStatus": {"progressPercentage": %b, "metrics": [{"name": "a", "value": %b}]}}' % (body, body)
+        )
+    except ValueError:
+        return
+    assert all(math.isfinite(value) for value in found.values())
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"trainerStatus": 1}', b'{"trainerStatus": {"metrics": 1}}', b"[" * 9999]
+)
+def test_what_is_no_post_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError, match="."):
+        values_of_post(body)
 
 
 def test_series_are_chosen_by_name_and_labels() -> None:

@@ -27,6 +27,11 @@ _GROUP: Final = re.compile(r"\(\?P?<([A-Za-z_][A-Za-z0-9_]*)>")
 _LABEL: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="([^"\\\n]*)"')
 
 
+def progress_audience(namespace: str, name: str, uid: str) -> str:
+    """Return the audience of the token with which the leader of a program posts its progress to the operator."""
+    return f"espalier-progress/{namespace}/{name}/{uid}"
+
+
 def compile_pattern(text: str) -> Any:
     """Return the compiled line pattern (`re2`, whose time is linear in the length of the line).
 
@@ -70,9 +75,14 @@ def _pattern(value: str) -> str:
     return value
 
 
+def is_value_name(name: str) -> bool:
+    """Return whether a value may have this name."""
+    return len(name) <= MAX_NAME and re.fullmatch(_NAME[1:-1], name) is not None
+
+
 def _names(value: dict[str, str]) -> dict[str, str]:
     for name in value:
-        if not re.fullmatch(_NAME[1:-1], name) or len(name) > MAX_NAME:
+        if not is_value_name(name):
             raise ValueError(
                 f"names a value {_shown(name)}; a name begins with a letter, has letters, digits, '_', '.', '/' and "
                 f"'-', and at most {MAX_NAME} characters"

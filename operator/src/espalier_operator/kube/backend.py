@@ -35,7 +35,7 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble
 from espalier_operator.kube.state.due import NEVER, SOON, FigurePace, FlushPriority, PendingChanges, plan_due_in
 from espalier_operator.kube.state.managed_job import ManagedJob
-from espalier_operator.kube.state.progress import ProgressSource
+from espalier_operator.kube.state.progress import Poster, ProgressSource
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
 from espalier_operator.model import NOWHERE, Rules, Snapshot
@@ -208,6 +208,17 @@ class KubeBackend:
             job.take_reading(source, values, self._clock.now())
             if source.ended:
                 self._notice()
+
+    def poster(self, namespace: str, name: str) -> Poster | None:
+        """Return who may post the progress of a program; None: nobody."""
+        job = self.jobs.get(self._uids.get(f"{namespace}/{name}", ""))
+        return None if job is None else job.poster()
+
+    def take_post(self, poster: Poster, values: Mapping[str, float]) -> None:
+        """Take in what the leader of a program has posted."""
+        job = self.jobs.get(poster.job)
+        if job is not None:
+            job.take_post(values, self._clock.now())
 
     def waiting_pods(self) -> list[tuple[str, Pod]]:
         """Return the pods whose nodes are still to start them, with the UIDs of their jobs."""

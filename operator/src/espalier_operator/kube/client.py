@@ -209,6 +209,14 @@ class KubeClient:
         body["propagationPolicy"] = "Background"
         return await self._present("delete", "DELETE", resource, resource.path(namespace, name), body=body)
 
+    async def review(self, token: str, audience: str) -> Raw:
+        """Return the status of a TokenReview for `audience`; it is tried once."""
+        kind = resources.TOKEN_REVIEWS
+        spec = {"token": token, "audiences": [audience]}
+        body: Raw = {"apiVersion": f"{kind.group}/{kind.version}", "kind": kind.kind, "spec": spec}
+        reviewed: Raw = await self._request("create", "POST", kind, kind.path(), body=body, tries=1)
+        return reviewed.get("status") or {}
+
     async def log(self, namespace: str, name: str, container: str, *, lines: int, limit: int) -> bytes:
         """Return the newest `lines` of a container's log, at most `limit` bytes of them; it is tried once."""
         query = {"container": container, "tailLines": str(lines), "limitBytes": str(limit)}

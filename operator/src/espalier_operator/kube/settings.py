@@ -96,6 +96,10 @@ class KubeSettings:
     platform chooses (OpenShift)."""
     agent_url: str | None = None
     """URL of the agent for jobs that name none."""
+    progress_url: str | None = None
+    """URL at which programs reach this operator to post their progress, in the protocol of Kubeflow Trainer, such as
+    http://espalier-operator.espalier-system:8082. It listens on the port of this URL. Needs the right to create
+    tokenreviews."""
     extra_priority_class: str | None = "espalier-extra"
     """PriorityClass of extra workers' pods. Its value should not be below that of other pods, which would then evict
     extra workers before the scheduler can give notice."""
@@ -219,7 +223,7 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> An
     elif name == "gpu_resource" and str(value).startswith(DEVICE_CLASS):
         raise click.BadParameter(f"{value!r} is a DeviceClass; give it to --other-gpu-resources", context, parameter)
     elif (
-        name in ("agent_url", "traces_endpoint")
+        name in ("agent_url", "progress_url", "traces_endpoint")
         and value is not None
         and not str(value).startswith(("http://", "https://"))
     ):

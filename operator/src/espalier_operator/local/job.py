@@ -195,8 +195,9 @@ class LocalJob:
         (self.directory / CHECKPOINT_FOLDER).mkdir(exist_ok=True)
         self.write_allocation()
         self.leader_files.leader_starts()
-        self.progress.begin()
-        command, variables = command_of(self.job) or default_command, self._variables(agent_url, extra)
+        posting = self.progress.begin() if self.terms.program else {}
+        command = command_of(self.job) or default_command
+        variables = {**posting, **self._variables(agent_url, extra)}
         try:
             self.leading.start(command, variables, self.state.attempts[0], now)
         except (FileNotFoundError, PermissionError) as error:

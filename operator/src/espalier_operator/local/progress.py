@@ -1,25 +1,37 @@
-"""The progress of a program on this machine: its output is followed, or its metrics are fetched."""
+"""The progress of a program on this machine: its output is followed, its metrics are fetched, and it may post."""
 
 from __future__ import annotations
 
+import hmac
 import http.client
+import logging
 import math
 import os
+import secrets
 import time
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Final
+from threading import Thread
+from typing import Any, Final
 
+from espalier_core.files.documents import write_text_atomically
+from espalier_core.types.environment import STATUS_TOKEN_FILE, STATUS_URL
 from espalier_core.types.program import MetricsProgress, ProgressSpec
 from espalier_operator.programs import (
     MAX_LINE_BYTES,
     MAX_PAGE_BYTES,
+    MAX_POST_BYTES,
     NOTHING,
     LineReader,
     ProgramReading,
     lines_of,
     values_of_page,
+    values_of_post,
 )
+
+logger = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 64 * 1024
 """Maximum number of bytes of the output that are read at a time; of more than that only the newest are read."""
@@ -27,6 +39,8 @@ FETCH_EVERY: Final = 0.5
 """Wall seconds between two fetches of metrics."""
 REPORT_EVERY: Final = 1.0
 """Wall seconds between two values that are reported."""
+TOKEN_FILE: Final = "status-token"
+"""In the job's folder: what a program proves itself by when it posts."""
 _TIMEOUT: Final = 2.0
 
 
@@ -108,12 +122,71 @@ def fetch(metrics: MetricsProgress, host: str = "127.0.0.1") -> dict[str, float]
         connection.close()
 
 
+class _Posts(ThreadingHTTPServer):
+    """Where a program posts its progress, on the loopback; a post carries the token of a file."""
+
+    daemon_threads = True
+
+    def __init__(self, token_file: Path) -> None:
+        """Listen, and write the token. Raises `OSError`."""
+        super().__init__(("127.0.0.1", 0), _Poster)
+        self._token_file, self.token = token_file, secrets.token_urlsafe(32)
+        write_text_atomically(token_file, self.token, private=True)
+        self.variables = {
+            STATUS_URL: f"http://127.0.0.1:{self.server_address[1]}/status",
+            STATUS_TOKEN_FILE: str(token_file.resolve()),
+        }
+        self.posted: deque[dict[str, float]] = deque(maxlen=100)
+        self._thread = Thread(target=self.serve_forever, name="posts", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+        self._token_file.unlink(missing_ok=True)
+
+    def poll(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        while self.posted:
+            found |= self.posted.popleft()
+        return found
+
+
+class _Poster(BaseHTTPRequestHandler):
+    server: _Posts
+    timeout = _TIMEOUT
+
+    def do_POST(self) -> None:
+        """Take a post."""
+        _, _, token = self.headers.get("Authorization", "").partition(" ")
+        length = self.headers.get("Content-Length", "")
+        status, said = 200, b"{}"
+        if not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            status, said = 401, b"another token; send that of the file that %s names" % STATUS_TOKEN_FILE.encode()
+        elif not length.isdecimal() or int(length) > MAX_POST_BYTES:
+            status, said = 413, b"send at most %d bytes, with their number" % MAX_POST_BYTES
+        else:
+            try:
+                self.server.posted.append(values_of_post(self.rfile.read(int(length))))
+            except ValueError as error:
+                status, said = 400, f"the post {error}".encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing of each post."""
+
+
 class LocalProgress:
     """What is known of the progress of one program."""
 
     def __init__(self, spec: ProgressSpec | None, log: Path) -> None:
-        """Read `log`, the output of the program, or its metrics, as `spec` says; nothing without it."""
+        """Read `log`, the output of the program, or its metrics, as `spec` says; without it only what it posts."""
         self._spec, self._path = spec, log
+        self._posts: _Posts | None = None
         self._lines = None if spec is None or spec.log is None else LineReader(spec.log)
         self._pages = None if spec is None or spec.metrics is None else _Pages(spec.metrics)
         self._tail: LogTail | None = None
@@ -121,13 +194,23 @@ class LocalProgress:
         self._reported, self._reported_at = NOTHING, -math.inf
 
     def close(self) -> None:
-        """Fetch nothing any more."""
+        """Fetch and take nothing any more."""
         if self._pages is not None:
             self._pages.close()
+        if self._posts is not None:
+            self._posts.close()
+            self._posts = None
 
-    def begin(self) -> None:
-        """The program is about to be started: what it writes from now on counts."""
+    def begin(self) -> dict[str, str]:
+        """The program is about to be started: what it writes from now on counts. Return what tells it where to post."""
         self._tail = None if self._lines is None else LogTail(self._path)
+        if self._posts is None:
+            try:
+                self._posts = _Posts(self._path.with_name(TOKEN_FILE))
+            except OSError as error:
+                logger.warning("no program can post its progress here: %s", error)
+                return {}
+        return self._posts.variables
 
     def poll(self, ended: bool) -> ProgramReading | None:
         """Read what is new, to the end of its output once it has `ended`; return what is to be reported.
@@ -142,10 +225,10 @@ class LocalProgress:
         return self.reading
 
     def _read(self, ended: bool) -> None:
-        values: dict[str, float] = {}
+        values = {} if self._posts is None else self._posts.poll()
         if self._lines is not None and self._tail is not None:
-            values = self._lines.values(lines_of(self._tail.poll(ended)))
+            values |= self._lines.values(lines_of(self._tail.poll(ended)))
         elif self._pages is not None and not ended:
-            values = self._pages.poll()
+            values |= self._pages.poll()
         if values:
             self.reading = self.reading.then(values, None if self._spec is None else self._spec.steps)

@@ -10,6 +10,7 @@ from espalier_core.types import environment
 from espalier_core.types.advice import TOKEN_SECONDS, JobIdentity
 from espalier_core.types.job import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
 from espalier_core.types.pod_template import PodMetadata
+from espalier_core.types.program import progress_audience
 from espalier_core.types.status import JobStatus
 from espalier_operator.kube.objects import names, nodes
 from espalier_operator.kube.objects.jobs import KubeJob, trainer_document
@@ -47,6 +48,11 @@ METRICS: Final = "metrics"
 """Name of the port on which the leader is scraped."""
 KEY_FOLDER: Final = "/var/run/secrets/espalier.dev/workers"
 """Where workers that train together find the key of their job."""
+STATUS_FOLDER: Final = "/var/run/secrets/espalier.dev/status"
+"""Where the leader of a program finds the token with which it posts its progress."""
+STATUS_ROUTE: Final = "/namespaces/{namespace}/jobs/{name}/status"
+"""Where it posts that, at the operator."""
+_STATUS_VOLUME: Final = "espalier-status-token"
 _CONTRACT_VOLUME: Final = "espalier-contract"
 _KEY_VOLUME: Final = "espalier-workers-key"
 _TOKEN_VOLUME: Final = "espalier-agent-token"
@@ -110,7 +116,11 @@ def worker_pod(
         _name_metrics_port(spec, container)
     mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), reserved=True)
     if _reports_outcome(job, worker, index, settings):
-        mount(spec, container, _TOKEN_VOLUME, TOKEN_FOLDER, _token_volume(job), reserved=True)
+        audience = JobIdentity(job.namespace, job.name, job.uid).audience
+        mount(spec, container, _TOKEN_VOLUME, TOKEN_FOLDER, _token_volume(audience), reserved=True)
+    if _posts(job, worker, index, settings):
+        audience = progress_audience(job.namespace, job.name, job.uid)
+        mount(spec, container, _STATUS_VOLUME, STATUS_FOLDER, _token_volume(audience), reserved=True)
     if job.terms.trains_together:
         secret = {"secretName": names.secret_name(job.name, job.uid)}
         mount(spec, container, _KEY_VOLUME, KEY_FOLDER, {"secret": secret}, reserved=True)
@@ -201,6 +211,10 @@ def _set_environment(
     if folder != job.job.spec.checkpoint.path:
         contract[environment.CHECKPOINT_DIR] = folder
     defaults = {} if settings.agent_url is None else {environment.AGENT_URL: settings.agent_url}
+    if settings.progress_url is not None and _posts(job, worker, index, settings):
+        route = STATUS_ROUTE.format(namespace=job.namespace, name=job.name)
+        defaults[environment.STATUS_URL] = f"{settings.progress_url.rstrip('/')}{route}"
+        defaults[environment.STATUS_TOKEN_FILE] = f"{STATUS_FOLDER}/{_TOKEN}"
     if settings.traces_endpoint is not None and not job.terms.program:
         defaults[environment.TRACES_ENDPOINT] = settings.traces_endpoint
     set_variables(container, contract, defaults)
@@ -225,9 +239,13 @@ def _reports_outcome(job: KubeJob, worker: WorkerRole, index: int, settings: Kub
     return job.job.spec.adaptation.agent_url(settings.agent_url) is not None
 
 
-def _token_volume(job: KubeJob) -> Manifest:
-    """Return a token for the agent alone: no other service accepts its audience."""
-    audience = JobIdentity(job.namespace, job.name, job.uid).audience
+def _posts(job: KubeJob, worker: WorkerRole, index: int, settings: KubeSettings) -> bool:
+    """Return whether the worker may post the progress of its program."""
+    return job.terms.program and (worker, index) == (WorkerRole.BASE, 0) and settings.progress_url is not None
+
+
+def _token_volume(audience: str) -> Manifest:
+    """Return a token for one service alone: no other accepts its audience."""
     token = {"path": _TOKEN, "audience": audience, "expirationSeconds": TOKEN_SECONDS}
     return {"projected": {"sources": [{"serviceAccountToken": token}]}}
 

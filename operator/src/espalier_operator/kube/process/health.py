@@ -1,7 +1,7 @@
-"""What the operator serves over HTTP: its health and metrics, and, on the loopback only, what the scheduler saw.
+"""What the operator serves over HTTP: its health and metrics, where programs post, and what the scheduler saw.
 
-The snapshot names other people's jobs. So it is served on 127.0.0.1 and reached by `kubectl port-forward`, which needs
-a separate right at the API server.
+The snapshot names other people's jobs. So it is served on the loopback only, and reached by `kubectl port-forward`,
+which needs a separate right at the API server.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from espalier_core.metrics import CONTENT_TYPE
+from espalier_operator.kube.objects.worker_pod import STATUS_ROUTE
+from espalier_operator.kube.posts import Posts
 from espalier_operator.model import Snapshot
+from espalier_operator.programs import MAX_POST_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +91,32 @@ async def serve_health(pulse: Heartbeats, public: Address | None, private: Addre
     finally:
         for runner in runners:
             await runner.cleanup()
+
+
+@asynccontextmanager
+async def serve_posts(url: str, posts: Callable[[], Posts | None]) -> AsyncIterator[None]:
+    """Listen on the port of `url`: on all addresses, or on the loopback where it names that. Raises `OSError`.
+
+    503 is answered while `posts` returns None.
+    """
+    parts = urlsplit(url)
+    port, host = parts.port or 80, parts.hostname or ""
+
+    async def handle(request: web.Request) -> web.Response:
+        acting = posts()
+        if acting is None:
+            return web.Response(status=503, text="another replica acts\n")
+        return await acting.answer(request)
+
+    app = web.Application(client_max_size=MAX_POST_BYTES)
+    app.router.add_post(STATUS_ROUTE, handle)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host if Address(host, port).is_loopback else None, port).start()
+        yield
+    finally:
+        await runner.cleanup()
 
 
 def _handler(

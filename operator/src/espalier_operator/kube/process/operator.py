@@ -16,6 +16,7 @@ from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import KubeClient
 from espalier_operator.kube.metrics.exporter import OperatorMetrics
 from espalier_operator.kube.policy_server import asked
+from espalier_operator.kube.posts import Posts
 from espalier_operator.kube.progress import ProgressReader
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.start_events import StartEvents
@@ -81,6 +82,7 @@ class Operator:
         )
         self._audit = audit
         self._progress = ProgressReader(client, clock, self.backend.sources, self.backend.take_reading)
+        self.posts = Posts(client, clock, self.backend.poster, self.backend.take_post)
         self.start_events = StartEvents(client, clock, self.backend.waiting_pods, self.backend.take_start_trouble)
         chosen, asking = asked(policy or configured(rules.policy), metrics)
         self.loop = SchedulerLoop(

@@ -27,7 +27,8 @@ from espalier_operator.kube.client import AccessError, KubeClient, api_access
 from espalier_operator.kube.metrics.exporter import OperatorMetrics
 from espalier_operator.kube.metrics.signals import TracesError, exporter_to
 from espalier_operator.kube.objects.names import POLICY_MEMORY, RECENT_USE, lease_name
-from espalier_operator.kube.process.health import Address, Heartbeats, serve_health
+from espalier_operator.kube.posts import Posts
+from espalier_operator.kube.process.health import Address, Heartbeats, serve_health, serve_posts
 from espalier_operator.kube.process.lease import Lease, LeaseLostError
 from espalier_operator.kube.process.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
@@ -131,12 +132,14 @@ class _Service:
             pulse = Heartbeats(age=self._age, waits_for=self._waits_for, snapshot=self._snapshot, metrics=metrics)
             try:
                 await stack.enter_async_context(serve_health(pulse, given.http, given.snapshot_http))
+                if self._settings.progress_url is not None:
+                    await stack.enter_async_context(serve_posts(self._settings.progress_url, self._posts))
                 if given.metrics_tls_dir is not None and given.metrics_https is not None:
                     stack.enter_context(self._serve_metrics(given.metrics_tls_dir, given.metrics_https))
             except CertificateError as error:
                 raise AddressError(str(error)) from error
             except OSError as error:
-                options = "--http, --snapshot-http or --metrics-https"
+                options = "--http, --snapshot-http, --metrics-https or --progress-url"
                 raise AddressError(f"{error}; give another address to {options}") from error
             stopping = asyncio.create_task(self._stop.wait())
             stack.callback(stopping.cancel)
@@ -235,6 +238,9 @@ class _Service:
         if self._operator is not None or self._lease is None:
             return None
         return self._lease.holder or ""
+
+    def _posts(self) -> Posts | None:
+        return None if self._operator is None else self._operator.posts
 
     def _snapshot(self) -> Snapshot | None:
         return None if self._operator is None else self._operator.snapshot

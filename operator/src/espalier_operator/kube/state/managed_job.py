@@ -32,7 +32,7 @@ from espalier_operator.kube.state.due import (
     expires_at,
     solid,
 )
-from espalier_operator.kube.state.progress import LastReport, ProgramProgress, ProgressSource, source_of
+from espalier_operator.kube.state.progress import LastReport, Poster, ProgramProgress, ProgressSource, source_of
 from espalier_operator.kube.state.remnants import remnant_of, suspended_as_asked
 from espalier_operator.kube.state.workers import (
     JobPods,
@@ -321,6 +321,20 @@ class ManagedJob(WorkItem):
             PendingChanges.PODS if source.ended else PendingChanges.FACTS,
             FlushPriority.CHANGES if changed else FlushPriority.NOTHING,
         )
+
+    def poster(self) -> Poster | None:
+        """Return who may post its progress now, if it is a program."""
+        leader = self.pods.leader
+        if self.job is None or not self.job.terms.program or leader is None or self.state.outcome is not None:
+            return None
+        return Poster(job=self.uid, pod=leader.uid, namespace=self.job.namespace, name=self.job.name)
+
+    def take_post(self, values: Mapping[str, float], now: float) -> None:
+        """Take in what its leader has posted."""
+        program = None if self.job is None else self.job.job.spec.program
+        spec = None if program is None else program.progress
+        self.program.post(values, None if spec is None else spec.steps, now)
+        self.mark_dirty(PendingChanges.FACTS, FlushPriority.NOTHING)
 
     def waiting_pods(self) -> list[Pod]:
         """Return those of its pods whose nodes are still to start them."""

@@ -119,6 +119,19 @@ def source_of(job: KubeJob, leader: Pod | None) -> ProgressSource | None:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poster:
+    """The leader of a program, which may post its progress."""
+
+    job: str
+    """UID of the job."""
+    pod: str
+    """UID of its leader's pod."""
+    namespace: str
+    name: str
+    """Name of the job."""
+
+
 class ProgramProgress:
     """What was read of one job."""
 
@@ -144,8 +157,15 @@ class ProgramProgress:
         self.is_forbidden = values is None
         if source.ended:
             self._read_to_end = source.pod
+        self._read(values or {}, source.spec.steps, now)
+
+    def post(self, values: Mapping[str, float], steps: int | None, now: float) -> None:
+        """Take in what the leader has posted at `now`; `steps` are those in all by the job."""
+        self._read(values, steps, now)
+
+    def _read(self, values: Mapping[str, float], steps: int | None, now: float) -> None:
         if values:
-            self.reading, self.read_at = self.reading.then(values, source.spec.steps), utc(now)
+            self.reading, self.read_at = self.reading.then(values, steps), utc(now)
 
     def is_unread(self, source: ProgressSource | None) -> bool:
         """Return whether what was written last at `source` is still to be read."""

@@ -80,7 +80,7 @@ def test_every_reason_has_a_remedy(reason: Reason) -> None:
 
 def test_commands_name_the_job_and_its_pod() -> None:
     remedy = remedy_for(Reason.SUSPENDED, name="a", namespace="ns", leader="a-base-0-0", queue="q")
-    assert remedy.commands == ('kubectl patch atj -n ns a --type merge -p \'{"spec":{"suspend":false}}\'',)
+    assert remedy.commands == ("espalier resume -n ns a",)
     remedy = remedy_for(Reason.PRE_RUNNING_DEADLINE_EXCEEDED, name="a", namespace="ns", leader="p", queue="q")
     assert remedy.commands == ("kubectl describe pod -n ns p", "kubectl logs -n ns p")
 

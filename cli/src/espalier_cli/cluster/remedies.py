@@ -208,7 +208,7 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     ),
     Reason.SUSPENDED: Remedy(
         "Set spec.suspend to false; until then its budget and its checkpoint are kept.",
-        ('kubectl patch atj -n {namespace} {name} --type merge -p \'{{"spec":{{"suspend":false}}}}\'',),
+        ("espalier resume -n {namespace} {name}",),
     ),
     Reason.RUNNING: Remedy("No action is needed."),
     Reason.STARTING: Remedy("Wait: images are pulled, libraries are imported, the model is built.", (_DESCRIBE, _LOGS)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import gymnasium
 import numpy as np
@@ -47,6 +49,19 @@ def test_masked_episodes_end_in_plans_that_compute_the_same(net: Net) -> None:
         assert total == pytest.approx(math.log(start / info["cost"]), abs=1e-9)
         module, inputs = net
         assert verify(module, apply(module, info["plan"], inputs), inputs, Tensor.sum).right
+
+
+def test_no_step_loads_what_takes_seconds() -> None:
+    program = (
+        "import sys, gymnasium\n"
+        "environment = gymnasium.make('espalier_lab.environments:espalier/Rewrites-v0')\n"
+        "_, info = environment.reset()\n"
+        "loaded = set(sys.modules)\n"
+        "environment.step(tuple(info['action_mask'].nonzero()[part][0] for part in range(2)))\n"
+        "print(len([name for name in sys.modules.keys() - loaded if name.startswith('torch')]))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 20, "torch._dynamo brings hundreds"
 
 
 def test_what_the_masks_forbid_is_refused(net: Net) -> None:

@@ -111,6 +111,7 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
         outgrow `size` nodes within the horizon, and `RewritesRefusedError` as `capture` does.
         """
         self.illegal = checked(illegal, PENALIZE)
+        torch.cat([torch.empty(1, device="meta")] * 2)  # what torch loads for it takes seconds: not in the first step
         if isinstance(net, str):
             if net not in NETS:
                 raise ValueError(f"net is {net!r}; known are {', '.join(NETS)}, or give a model and its inputs")

@@ -21,6 +21,7 @@ from operator_process import OperatorProcess
 from operators import World
 
 from espalier_generate.crd import definitions
+from ports import free_port
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DEFINITION = f"{DEFINITIONS}/adaptivetrainingjobs.espalier.dev"
@@ -93,6 +94,8 @@ class Operators:
         """Take the arguments from the release, again for each process; logs lie in `folder`."""
         self._release, self._folder = release, folder
         self._numbers = itertools.count(1)
+        self.posts = f"http://127.0.0.1:{free_port()}"
+        """Where programs post their progress."""
 
     @property
     def account(self) -> str:
@@ -106,7 +109,7 @@ class Operators:
         config.write_text(server.kubeconfig_text(server.token(self._release.namespace, self.account)))
         options = [*self._pod["containers"][0]["args"], f"--kubeconfig={config}"]
         # On a busy machine one that must renew its lease every few seconds ends.
-        options += ["--lease-seconds=600", "--resync-seconds=5"]
+        options += ["--lease-seconds=600", "--resync-seconds=5", f"--progress-url={self.posts}"]
         return OperatorProcess(server, self._folder, f"operator-{number}", *options, namespace=self._release.namespace)
 
     def end_lease(self) -> None:

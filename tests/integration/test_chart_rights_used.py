@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import httpx
 import pytest
 from apiserver import JOBS, ApiServer
 from audits import Audit, Right
@@ -16,6 +17,7 @@ from releases import PATIENCE, Operators, Release, until_it_lives
 from trainers import Trainers
 
 from espalier_operator.kube.objects import manifests as objects
+from espalier_operator.kube.objects.worker_pod import STATUS_ROUTE
 from operator_world.kube_devices import RESOURCE
 from operator_world.kube_objects import kube_job
 
@@ -114,6 +116,9 @@ def test_the_operators_rights_are_enough_for_a_jobs_whole_life_and_each_is_neede
             world.jobs.make("program", program={"progress": {"log": {"pattern": "(?P<step>[0-9]+)"}}})
             asked = (world.namespace, ("", "pods/log", "get"))
             world.until("its log is asked for", lambda: asked in audit.used(), PATIENCE)
+            path = STATUS_ROUTE.format(namespace=world.namespace, name="program")
+            answer = httpx.post(operators.posts + path, headers={"Authorization": "Bearer other"}, trust_env=False)
+            assert answer.status_code == 403, answer.text
             path = f"/api/v1/namespaces/{world.namespace}/pods/program-base-0-0"
             server.request("DELETE", path, gracePeriodSeconds="0")
             looked = (world.namespace, ("", "pods", "get"))
@@ -140,7 +145,7 @@ def test_the_operators_rights_are_enough_for_a_jobs_whole_life_and_each_is_neede
     used = audit.used()
     granted = set(rights(objects.role(kube_job())["rules"]))
     bound = bound_rights(release.objects())
-    bound[None].remove(REVIEW)  # the agent's
+    bound[None].remove(REVIEW)  # the agent's; the operator has it, too
     assert bound.keys() == {None, release.namespace, *([world.namespace] if mode == "namespaced" else ())}
     for namespace, found in bound.items():
         assert len(found) == len(set(found)), "none twice"

@@ -26,6 +26,7 @@ def test_the_operator_gets_its_own_defaults(helm: Helm) -> None:
     assert settings_of(context.params) == KubeSettings(
         trainer_image=f"{IMAGES}/espalier-trainer:{VERSION}",
         agent_url="http://espalier-agent.espalier-system.svc:8080",
+        progress_url="http://espalier-operator.espalier-system.svc:8082",
         worker_network_policies=True,
     )
     assert {key: context.params[key] for key in ("lease", "lease_seconds", "log_level", "log_format")} == {
@@ -55,6 +56,7 @@ def test_the_operator_gets_every_setting(helm: Helm) -> None:
         image_pull_policy="IfNotPresent",
         image_pull_secrets=("trainers", "more"),
         agent_url="http://gpus-agent.espalier-system.svc:8080",
+        progress_url="http://gpus-operator.espalier-system.svc:8082",
         extra_priority_class="gpus-extra",
         traces_endpoint="http://collector.monitoring:4318/v1/traces",
         worker_network_policies=True,

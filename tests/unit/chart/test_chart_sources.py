@@ -169,7 +169,15 @@ def test_every_setting_of_the_operator_is_a_value() -> None:
     assert others == {
         *("gpu_resource", "other_gpu_resources", "gpu_type_label", "rack_label", "tolerated_taints", "trainer_image"),
         *("image_pull_policy", "trainer_user", "departing_nodes", "traces_endpoint", "worker_network_policies"),
-        *("controller_name", "policy", "agent_url", "image_pull_secrets", "extra_priority_class", "watch_namespaces"),
+        *(
+            "controller_name",
+            "policy",
+            "agent_url",
+            "progress_url",
+            "image_pull_secrets",
+            "extra_priority_class",
+            "watch_namespaces",
+        ),
     }, "test_the_operator_gets_every_setting sets these"
 
 

@@ -40,7 +40,8 @@ def test_workers_reach_the_agent_and_prometheus_both(helm: Helm) -> None:
     rendered = helm.render()
     agent, operator = (one(rendered, "NetworkPolicy", f"espalier-{part}")["spec"] for part in ("agent", "operator"))
     assert [rule["from"] for rule in agent["ingress"]] == [[worker], [test], [prometheus]]
-    assert [rule["from"] for rule in operator["ingress"]] == [[test], [prometheus]]
+    assert [rule["from"] for rule in operator["ingress"]] == [[worker], [test], [prometheus]]
+    assert operator["ingress"][0]["ports"] == [{"port": "progress"}], "not to its metrics, which name jobs of others"
     assert agent["policyTypes"] == operator["policyTypes"] == ["Ingress"], "where they go is not restricted"
     (pod,) = of(rendered, "Pod")
     assert test["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
@@ -113,7 +114,8 @@ def test_jobs_get_a_policy_each_unless_that_of_their_namespace_admits_less(helm:
 
 def test_nobody_scrapes_where_nobody_may(helm: Helm) -> None:
     rendered = helm.render(sets={"networkPolicy.metricsFrom": "[]"})
-    assert len(one(rendered, "NetworkPolicy", "espalier-operator")["spec"]["ingress"]) == 1
+    posts, _ = one(rendered, "NetworkPolicy", "espalier-operator")["spec"]["ingress"]
+    assert posts["ports"] == [{"port": "progress"}]
 
 
 def test_monitors_find_services_and_ports(helm: Helm) -> None:

@@ -98,7 +98,7 @@ class KubeSettings:
     """URL of the agent for jobs that name none."""
     progress_url: str | None = None
     """URL at which programs reach this operator to post their progress, in the protocol of Kubeflow Trainer, such as
-    http://espalier-operator.espalier-system:8082. It listens on the port of this URL. Needs the right to create
+    http://espalier-operator.espalier-system.svc:8082. It listens on the port of this URL. Needs the right to create
     tokenreviews."""
     extra_priority_class: str | None = "espalier-extra"
     """PriorityClass of extra workers' pods. Its value should not be below that of other pods, which would then evict

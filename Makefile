@@ -52,12 +52,16 @@ run: .venv/.ready  ## run the example job with and without growth, and compare
 		--time-budget $(BUDGET) --seed $(SEED) --output $(RUNS)/not-grown --restart
 	@.venv/bin/espalier compare $(RUNS)/not-grown $(RUNS)/grown
 
-.PHONY: test test-all
+PYTEST = CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 .venv/bin/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+.PHONY: test test-lab test-all
 test: .venv/.ready  ## run the unit and integration tests, WORKERS files at a time, with a daily sample of the sweeps
-	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 .venv/bin/pytest tests --ignore tests/e2e --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) tests/unit tests/integration
+
+test-lab: .venv/.ready  ## run the tests of the laboratory and the benchmarks
+	$(PYTEST) tests/lab
 
 test-all: export ESPALIER_SWEEPS := all
-test-all: test  ## the same with every case of the sweeps
+test-all: test test-lab  ## both with every case of the sweeps
 
 .PHONY: histories
 histories: .venv/.ready  ## play adversarial histories of a shared cluster (over an hour of a core); ARGS='--seed N --histories 1 --steps 500'

@@ -12,7 +12,7 @@ from espalier_core.types.outcomes import read_corpus
 from espalier_lab.growth.collect.command import collect
 from espalier_lab.growth.collect.corpus import CorpusOptions, Way
 
-MODELS = Path(__file__).parents[1] / "judge/models.py"
+MODELS = Path(__file__).parent / "models.py"
 
 
 def options(moments: tuple[float, ...], *ways: Way, part: tuple[int, int] = (1, 1)) -> CorpusOptions:

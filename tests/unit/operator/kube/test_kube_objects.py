@@ -20,7 +20,7 @@ from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.pod_status import trainer_of
 from espalier_operator.kube.objects.requirements import constraints_of
-from espalier_operator.kube.objects.worker_pod import DEFAULT_CONTAINER, worker_pod
+from espalier_operator.kube.objects.worker_pod import DEFAULT_CONTAINER, STAYS, worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import WorkerRole
 from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_job, template
@@ -258,7 +258,7 @@ def test_a_leader_whole():
         },
         "spec": a_spec(a_container(env=[*env, METRICS])),
     }
-    assert annotations.keys() == {"espalier.dev/job", "espalier.dev/allocation", DEFAULT_CONTAINER}
+    assert annotations.keys() == {"espalier.dev/job", "espalier.dev/allocation", DEFAULT_CONTAINER, *STAYS}
     assert annotations[DEFAULT_CONTAINER] == pod["spec"]["containers"][0]["name"] == trainer_of(pod["spec"])
     told = loads(annotations["espalier.dev/allocation"], AllocationDocument, "annotation")
     assert (told.job, told.allocation, told.time_budget.used_seconds) == ("ns/one", STATUS.allocation, 12.5)
@@ -624,6 +624,19 @@ def test_labels_and_annotations_of_the_template_are_put_on_but_for_ours():
     }
     assert metadata["annotations"]["note"] == "b"
     assert json.loads(metadata["annotations"]["espalier.dev/job"])["metadata"]["name"] == "one"
+
+
+def test_autoscalers_leave_their_nodes_to_base_workers_that_do_not_move_unless_the_template_says_otherwise():
+    def annotations(spec, role):
+        return worker_pod(kube_job("one", spec), STATUS, role, 0, 0, SETTINGS)["metadata"]["annotations"]
+
+    moves = {"preemption": {"base": "Checkpoint"}}
+    assert STAYS.items() <= annotations({}, WorkerRole.BASE).items()
+    assert not STAYS.keys() & annotations({}, WorkerRole.EXTRA).keys()
+    assert not STAYS.keys() & annotations(moves, WorkerRole.BASE).keys()
+    name = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+    given = template() | {"metadata": {"annotations": {name: "true"}}}
+    assert annotations({"template": given}, WorkerRole.BASE)[name] == "true"
 
 
 # ---- limits of Kubernetes

@@ -44,6 +44,8 @@ TOKEN_FOLDER: Final = "/var/run/secrets/espalier.dev/agent"
 """Where the leader finds the token that proves its job to the agent."""
 DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 """The annotation by which `kubectl logs` and `kubectl exec` choose among the containers of a pod."""
+STAYS: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+"""What tells cluster-autoscaler and Karpenter to leave a node to a pod: one that gives nothing back."""
 METRICS: Final = "metrics"
 """Name of the port on which the leader is scraped."""
 KEY_FOLDER: Final = "/var/run/secrets/espalier.dev/workers"
@@ -129,8 +131,10 @@ def worker_pod(
     given = template.metadata if template is not None and template.metadata is not None else PodMetadata()
     named = metadata(job, names.pod_name(job.name, worker, index, attempt))
     named["labels"] = {**(given.labels or {}), **names.worker_labels(job.name, worker, index, attempt)}
+    stays = worker is WorkerRole.BASE and not job.terms.base_preemptible
     named["annotations"] = {
         DEFAULT_CONTAINER: container["name"],
+        **(STAYS if stays else {}),
         **(given.annotations or {}),
         JOB_ANNOTATION: json.dumps(trainer_document(job.job)),
         ALLOCATION_ANNOTATION: dumps(allocation_document(job.job, status)),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espalier_operator.cluster import free_gpus as buckets
-from espalier_operator.cluster import stock, topology
+from espalier_operator.cluster import ledger, topology
 from espalier_operator.cluster.capacity import Capacity
 from espalier_operator.cluster.free_gpus import FreeGpuIndex, Room, choose
 from espalier_operator.cluster.headroom import ResourceVector
@@ -80,7 +80,7 @@ def plain(patch: pytest.MonkeyPatch) -> None:
     def made_again(nodes: Collection[Node], constraints: Collection[Constraints], rack_label: str | None) -> NodeIndex:
         return NodeIndex(nodes, ReferencedLabels.by(constraints), rack_label)
 
-    patch.setattr(stock, "node_index_of", made_again)
+    patch.setattr(ledger, "node_index_of", made_again)
     patch.setattr(FailedPlacements, "is_hopeless", lambda *_: False)
     patch.setattr(Capacity, "swapping", lambda *_: lambda *_: None)
     patch.setattr(buckets, "_STALE", 10**6)

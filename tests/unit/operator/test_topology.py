@@ -40,7 +40,7 @@ def gang(
     capacity = Capacity(nodes, [], set(), [constraints], jobs, rack_label)
     placed = capacity.take_gang(capacity.node_pool("h100", constraints), gpus, workers)
     found = capacity.placed_since(0)
-    capacity.undo(0)
+    capacity.transaction.undo(0)
     again = capacity.take_gang(capacity.node_pool("h100", constraints), gpus, workers)
     assert (again, len(set(capacity.placed_since(0)))) == (placed, len(set(found))), "nothing is left behind"
     return found if placed else None

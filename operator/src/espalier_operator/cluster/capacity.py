@@ -8,8 +8,8 @@ from typing import Final
 
 from espalier_operator.cluster.free_gpus import FreeGpuIndex, GroupFreeGpus, choose, largest
 from espalier_operator.cluster.headroom import UNKNOWN
+from espalier_operator.cluster.ledger import NodeLedger
 from espalier_operator.cluster.node_pools import NodePool
-from espalier_operator.cluster.stock import GpuStock
 from espalier_operator.cluster.topology import RackSplit
 from espalier_operator.model.constraints import Amounts
 
@@ -33,7 +33,7 @@ Swap = Callable[[str, Amounts], bool | None]
 no room, and nothing was done."""
 
 
-class Capacity(GpuStock):
+class Capacity(NodeLedger):
     """Hands out the GPUs of one snapshot, and keeps them for those who wait."""
 
     def take(self, node_pool: NodePool, gpus: int, near: Collection[str] = ()) -> str | None:
@@ -88,7 +88,7 @@ class Capacity(GpuStock):
         """
         for supply, free_index, now in ((Supply.NOW, self._offers, -1), (Supply.LATER, self._hopes, 0)):
             if self._place(free_index, node_pool, gpus, now=now, later=-1, workers=workers) is not None:
-                return supply, self._journal[-1][-1]
+                return supply, self._log[-1][-1]
         return None
 
     def hold(self, node_pool: NodePool, gpus: int) -> str | None:
@@ -120,7 +120,7 @@ class Capacity(GpuStock):
         """
         now, later, group = self._now, self._later, self._group
         members, requests = node_pool.members, node_pool.requests
-        headroom, add = self._headroom, self._journal.append
+        headroom, add, revert = self._headroom, self._log.append, NodeLedger._revert
         known = {} if headroom is None else headroom.known
 
         def swap(node: str, given: Amounts) -> bool | None:
@@ -132,9 +132,9 @@ class Capacity(GpuStock):
                 if given != requests:
                     for each, more, placed in ((given, 1, 0), (requests, -1, 1)):
                         headroom.change(node, each, 0, more)
-                        add((node, gpus, each, 0, more, placed))
+                        add((revert, self, node, gpus, each, 0, more, placed))
                     return False
-            add((node, gpus, requests, 0, 0, 1))
+            add((revert, self, node, gpus, requests, 0, 0, 1))
             return True
 
         return swap
@@ -146,7 +146,7 @@ class Capacity(GpuStock):
         Nothing is left of what is given back. It must be known that the worker fits later.
         """
         if self._later[node] == 0 and self._now[node] < gpus:  # not indexed before or after
-            self._journal.append((node, gpus, node_pool.requests, 0, 0, 1))
+            self._log.append((NodeLedger._revert, self, node, gpus, node_pool.requests, 0, 0, 1))
             return Supply.LATER
         self.expect(node, gpus, requests)
         return self.hold_at(node_pool, node, gpus)
@@ -190,10 +190,10 @@ class Capacity(GpuStock):
 
     def take_at(self, node_pool: NodePool, node: str, gpus: int) -> bool:
         """Hand out `gpus` (> 0) of `node`; return whether it is one of the node pool's and has them now."""
-        mark = self.mark()
+        mark = self.transaction.mark()
         has = self.hold_at(node_pool, node, gpus) is Supply.NOW
         if not has:
-            self.undo(mark)
+            self.transaction.undo(mark)
         return has
 
     def occupy(self, node_pool: NodePool, gpus: int) -> str | None:
@@ -214,12 +214,12 @@ class Capacity(GpuStock):
         self, free_index: FreeGpuIndex | Sequence[GroupFreeGpus], node_pool: NodePool, gpus: int, workers: int
     ) -> bool:
         """Hand out GPUs of nodes on `free_index` for all of `workers`, or nothing; return whether they were."""
-        mark = self.mark()
+        mark = self.transaction.mark()
         while workers > 0:
             if self._place(free_index, node_pool, gpus, now=-1, later=-1, workers=workers) is None:
-                self.undo(mark)
+                self.transaction.undo(mark)
                 return False
-            workers -= self._journal[-1][-1]
+            workers -= self._log[-1][-1]
         return True
 
     def _place(

@@ -126,7 +126,7 @@ class Admission:
         if lent is not None and not self._starting.gets_gpus(job, node_pools):
             return True
         if lent is not None:
-            self._cycle.reclaims.ask_back(self._cycle.capacity, lent)
+            self._cycle.reclaims.ask_back(lent)
             self._cycle.hold_quota(job, node_pools[0])
         if namespaces.could_ever_fit(job, workers):
             namespaces.wait(job)

@@ -40,7 +40,7 @@ class Claims:
         cycle, departures = self._cycle, self._cycle.departures
         for node, gpus in cycle.capacity.overdrawn():
             lost = gpus - cycle.dips.get(node, 0)
-            cycle.reclaims.leave_node(cycle.capacity, node, lost, by=departures.get(node))
+            cycle.reclaims.leave_node(node, lost, by=departures.get(node))
         left = {node for node, _ in cycle.capacity.overdrawn() if node in departures}
         if left:
             there = (job for job in cycle.preemptible if left.intersection(cycle.worker_index.bound[job.key].values()))
@@ -126,7 +126,7 @@ class Claims:
         for index in job.base_indexes:
             if index in self._cycle.worker_index.bound[job.key] or index in pinned or index in gated:
                 continue
-            mark, supplied = self._cycle.capacity.mark(), Supply.NEVER
+            mark, supplied = self._cycle.transaction.mark(), Supply.NEVER
             for (preferred,) in places.levels(job, [node_pool.gpu_type]):
                 kept = self._cycle.capacity.hold_at(preferred, places.chosen_before(job, index), gpus)
                 supplied = kept or self._cycle.pool.obtain([preferred], gpus, places.near(job))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Capacity
+from espalier_operator.cluster.ledger import Transaction
 from espalier_operator.cluster.node_pools import NodePool
 from espalier_operator.cluster.resource_quotas import NamespaceLedger
 from espalier_operator.model import JobFacts, Node, Snapshot, Worker, WorkerState
@@ -30,6 +31,7 @@ class PlanningCycle:
     def __init__(self, snapshot: Snapshot, policy: Policy, now: float) -> None:
         self.now, self.rules = now, snapshot.rules
         self.record = record = PlanBuilder(now)
+        self.transaction = Transaction()
         self.worker_index = worker_index = WorkerIndex(snapshot.workers)
         promises = {promise.job: promise for promise in snapshot.promises}
         self.ledger = QueueUsage(snapshot.queues, snapshot.held_claims())
@@ -63,7 +65,14 @@ class PlanningCycle:
         asked |= self.avoidance.asked
         others = [*worker_index.foreign, *(worker for worker in worker_index.unbound if worker.is_rival)]
         self.capacity = Capacity(
-            snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs, snapshot.rules.rack_label, others
+            snapshot.nodes,
+            snapshot.workers,
+            leaving,
+            asked,
+            snapshot.jobs,
+            snapshot.rules.rack_label,
+            others,
+            self.transaction,
         )
         self.places = WorkerPlacer(self.capacity, worker_index, snapshot.placements, self.avoidance)
         for job in snapshot.jobs:
@@ -73,7 +82,7 @@ class PlanningCycle:
         # Includes jobs that end in this cycle: their workers may be binding at this moment.
         for job in self.places.choosiest_first(job for job in snapshot.jobs if job.extra):
             self.places.hold_promised(job, promises.get(job.key), kept.get(job.key, 0), now)
-        self.reclaims = ReclaimQueue(self.running, worker_index.extras, leaving, self.order, now)
+        self.reclaims = ReclaimQueue(self.capacity, self.running, worker_index.extras, leaving, self.order, now)
         self.namespaces = NamespaceLedger(snapshot.namespace_limits, snapshot.jobs, snapshot.workers, leaving, kept)
         self.pool = Pool(self.capacity, self.reclaims)
         self.reservations = Reservations(
@@ -124,10 +133,11 @@ class PlanningCycle:
         )
 
     def forget(self) -> None:
-        """Forget everything. What the steps share calls methods of this object: a cycle, left to the garbage collector.
+        """Forget everything. What the steps share refers to itself: a cycle, left to the garbage collector.
 
         With 1,000 jobs that is a few megabytes a plan, and the operator collects rarely.
         """
+        self.transaction.log.clear()
         self.__dict__.clear()
 
     def _leaving(

@@ -51,7 +51,7 @@ class Lending:
                 if job.key not in hoped and job.key not in granted:
                     self._record.refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
                 continue
-            extra, mark = hoped.get(job.key, job.extra), self._cycle.capacity.mark()
+            extra, mark = hoped.get(job.key, job.extra), self._cycle.transaction.mark()
             supply = self._supply_extra(job, extra, granted)
             if supply is Supply.NOW:
                 places = self._cycle.places

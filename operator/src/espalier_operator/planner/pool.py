@@ -8,23 +8,15 @@ from itertools import chain
 from espalier_operator.cluster.capacity import Capacity, Supply
 from espalier_operator.cluster.node_pools import NodePool
 from espalier_operator.model import JobFacts, Promise, Worker, WorkerRole, WorkerState
-from espalier_operator.reclaim.queue import ReclaimQueue, UndoMark
+from espalier_operator.reclaim.queue import ReclaimQueue
 
 
 class Pool:
     """Hands out, sets aside and asks back; a need of 0 GPUs is always met."""
 
     def __init__(self, capacity: Capacity, reclaims: ReclaimQueue) -> None:
-        """Join the two."""
-        self._capacity, self._reclaims = capacity, reclaims
-
-    def mark(self) -> UndoMark:
-        """Return a point to which `undo` can return, of what was asked back; free GPUs have their own."""
-        return self._reclaims.mark()
-
-    def undo(self, mark: UndoMark) -> None:
-        """Ask back nothing that was asked since `mark`."""
-        self._reclaims.undo(mark)
+        """Join the two, which write to one transaction."""
+        self._capacity, self._reclaims, self._transaction = capacity, reclaims, capacity.transaction
 
     def take(self, node_pool: NodePool, gpus: int, near: Collection[str] = ()) -> bool:
         """Hand out `gpus` of one node at once, close to the nodes `near`."""
@@ -36,10 +28,10 @@ class Pool:
 
     def take_gang_at(self, node_pool: NodePool, gpus: int, nodes: Sequence[str]) -> bool:
         """Hand out `gpus` (> 0) of each of `nodes` at once, one of them as often as it is named, or nothing."""
-        mark = self._capacity.mark()
+        mark = self._transaction.mark()
         if all(self._capacity.take_at(node_pool, node, gpus) for node in nodes):
             return True
-        self._capacity.undo(mark)
+        self._transaction.undo(mark)
         return False
 
     def has_gang(self, node_pool: NodePool, gpus: int, workers: int) -> bool:
@@ -49,7 +41,7 @@ class Pool:
     def obtain(self, node_pools: Sequence[NodePool], gpus: int, near: Collection[str] = ()) -> Supply:
         """Keep `gpus` of one node of the first possible node pool; where none are to come, ask for lent ones."""
         kept = (self._keep(node_pool, gpus, near) for node_pool in node_pools)
-        covered = (self._reclaims.cover(self._capacity, node_pool, gpus) for node_pool in node_pools)
+        covered = (self._reclaims.cover(node_pool, gpus) for node_pool in node_pools)
         return next(filter(None, chain(kept, covered)), Supply.NEVER)
 
     def obtain_beside(self, node_pools: Sequence[NodePool], gpus: int, barred: int) -> Supply:
@@ -71,26 +63,21 @@ class Pool:
 
         The answer is that of the worker who is served last.
         """
-        capacity_mark, reclaims_mark = self._capacity.mark(), self._reclaims.mark()
-        supply = Supply.NOW
+        mark, supply = self._transaction.mark(), Supply.NOW
         while gpus > 0 and workers > 0:
             kept = self._capacity.keep_some(node_pool, gpus, workers)
             if kept is None:
-                kept = self._reclaims.cover_some(self._capacity, node_pool, gpus, workers)
+                kept = self._reclaims.cover_some(node_pool, gpus, workers)
             supply, workers = min(supply, kept[0]), workers - kept[1]
             if supply is Supply.NEVER:
-                self._capacity.undo(capacity_mark)
-                self._reclaims.undo(reclaims_mark)
+                self._transaction.undo(mark)
                 break
         return supply
 
     def would_await_gang(self, node_pool: NodePool, gpus: int, workers: int) -> Supply:
         """Return what `await_gang` would."""
-        capacity_mark, reclaims_mark = self._capacity.mark(), self._reclaims.mark()
-        supply = self.await_gang(node_pool, gpus, workers)
-        self._capacity.undo(capacity_mark)
-        self._reclaims.undo(reclaims_mark)
-        return supply
+        with self._transaction.trial():
+            return self.await_gang(node_pool, gpus, workers)
 
     def await_one(
         self,
@@ -101,9 +88,7 @@ class Pool:
         near: Collection[str] = (),
     ) -> Supply:
         """Keep `gpus` of one node that are free or given back, or reclaim lent ones as `ReclaimQueue.cover` may."""
-        return self._keep(node_pool, gpus, near) or self._reclaims.cover(
-            self._capacity, node_pool, gpus, may_take, spared
-        )
+        return self._keep(node_pool, gpus, near) or self._reclaims.cover(node_pool, gpus, may_take, spared)
 
     def _keep(self, node_pool: NodePool, gpus: int, near: Collection[str] = ()) -> Supply:
         """Keep `gpus` of one node that are free, close to the nodes `near`, or given back."""

@@ -124,10 +124,9 @@ class Preemptor:
         return high
 
     def _suffices(self, taker: JobFacts, node_pool: NodePool, yielding: Iterable[JobFacts]) -> bool:
-        mark = self.capacity.mark()
-        self.release(yielding)
-        supply = self.pool.would_await_gang(node_pool, taker.terms.gpus_per_worker, taker.terms.min_replicas)
-        self.capacity.undo(mark)
+        with self.capacity.transaction.trial():
+            self.release(yielding)
+            supply = self.pool.await_gang(node_pool, taker.terms.gpus_per_worker, taker.terms.min_replicas)
         return supply is not Supply.NEVER
 
     def release(self, yielding: Iterable[JobFacts]) -> None:
@@ -230,16 +229,13 @@ class GpuTypeMigrations:
 
     def _stuck(self, movers: Sequence[_Move], givers: Sequence[JobFacts]) -> set[str]:
         """Return which movers do not fit where they would go, if all of them and `givers` gave up what they hold."""
-        mark, asked = self.capacity.mark(), self.pool.mark()
         stopped = [*(job for job, _ in movers), *givers]
-        self.preemption.release(stopped)
-        may_have = self.ledger.exchange((job.claim, job.gpu_type or "") for job in stopped)
-        stuck = {
-            job.key
-            for job, node_pool in movers
-            if not may_have(job.claim, node_pool.gpu_type)
-            or self.pool.await_gang(node_pool, job.terms.gpus_per_worker, job.terms.min_replicas) is Supply.NEVER
-        }
-        self.capacity.undo(mark)
-        self.pool.undo(asked)
-        return stuck
+        with self.capacity.transaction.trial():
+            self.preemption.release(stopped)
+            may_have = self.ledger.exchange((job.claim, job.gpu_type or "") for job in stopped)
+            return {
+                job.key
+                for job, node_pool in movers
+                if not may_have(job.claim, node_pool.gpu_type)
+                or self.pool.await_gang(node_pool, job.terms.gpus_per_worker, job.terms.min_replicas) is Supply.NEVER
+            }

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -118,7 +119,7 @@ class _GangForecast:
 
 
 class Reservations:
-    """The reservations of one plan. What they keep is missing in the capacity, except while it is lifted."""
+    """The reservations of one plan. What they keep is missing in the capacity, except where it is lifted."""
 
     def __init__(
         self,
@@ -141,7 +142,6 @@ class Reservations:
         """
         self._added = 0
         self._made: list[Reservation] = []
-        self._lifted: list[Reservation] = []
         self._failed_placements: dict[tuple[NodePool, int], int] = {}
         """By node pool and GPUs of a worker: the smallest gang that could not get a reservation."""
 
@@ -153,26 +153,28 @@ class Reservations:
         """Return the nodes on which reservations count that a job must not touch that runs until `ends_by`."""
         return {node for each in self._made if each.starts_before(ends_by) for node in each.expected}
 
-    def lift(self, ends_by: float) -> float:
-        """Allow what a job may use that has ended by then, until `restore`; return for how many seconds more it may."""
-        self._lifted = [each for each in self._made if not each.starts_before(ends_by)]
-        self._free(self._lifted)
-        return min((each.starts_by for each in self._lifted), default=math.inf) - ends_by
+    @contextmanager
+    def lifted(self, ends_by: float) -> Iterator[tuple[float, Callable[[HeldGpus], None]]]:
+        """Within, allow what a job may use that has ended by `ends_by`; yield for how many seconds more it may.
 
-    def restore(self, ends_by: float, started: HeldGpus | None = None) -> None:
-        """Keep again what was lifted; `started` is what a job took meanwhile that runs until `ends_by`."""
-        if started is not None:
-            for node, workers in started.counts.items() if self._lifted else ():
+        And what counts what a job has taken that starts within: the reservations count on it once it is given back.
+        """
+        lifted = [each for each in self._made if not each.starts_before(ends_by)]
+        self._free(lifted)
+
+        def take(started: HeldGpus) -> None:
+            for node, workers in started.counts.items() if lifted else ():
                 resources = started.each * workers
-                for each in self._lifted:
+                for each in lifted:
                     if node in each.kept:
                         returned = each.kept[node].of_which(resources)
                         each.kept[node] -= returned
                         each.expected[node] += returned
             self._add_end(ends_by, started)
-        for each in self._lifted:
+
+        yield min((each.starts_by for each in lifted), default=math.inf) - ends_by, take
+        for each in lifted:
             self._keep(each)
-        self._lifted = []
 
     def replace(self, gone: Iterable[HeldGpus], ends_by: float, by: HeldGpus) -> None:
         """Count running jobs that hold `gone` as ended, and what they give back as held until `ends_by`."""
@@ -188,7 +190,7 @@ class Reservations:
         self._made = []
 
     def cancel(self, reservation: Reservation) -> None:
-        """Take back what `reserve` has returned, unless reservations are lifted."""
+        """Take back what `reserve` has returned; not where reservations are lifted."""
         self._free([reservation])
         self._made.remove(reservation)
         self._ends = [each for each in self._endings() if each[2] is not reservation.holding]

@@ -101,12 +101,9 @@ class Starting:
         """Return whether a waiting job would get GPUs of one of `node_pools` now, or of what is lent or given back."""
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         until = ends_by(job, self._cycle.now, self._cycle.rules)
-        self._cycle.reservations.lift(until)
-        found = any(
-            self._cycle.pool.would_await_gang(node_pool, gpus, workers) is not Supply.NEVER for node_pool in node_pools
-        )
-        self._cycle.reservations.restore(until)
-        return found
+        with self._cycle.reservations.lifted(until):
+            supplies = (self._cycle.pool.would_await_gang(node_pool, gpus, workers) for node_pool in node_pools)
+            return any(supply is not Supply.NEVER for supply in supplies)
 
     def end_reservations(self) -> None:
         """Keep GPUs and ResourceQuotas no longer for jobs that wait: what follows can be asked back when they start."""
@@ -143,11 +140,12 @@ class Starting:
 
         `in_vain`: it is known that there are too few GPUs, and only asked why.
         """
-        left = self._cycle.reservations.lift(until)
-        started = self._shortage(job, node_pools) if in_vain else self._start(job, node_pools)
-        if started is None and left < math.inf:  # from then on, what it waits for is free for others
-            self._record.wake(self._cycle.now + left + _MOMENT)
-        self._cycle.reservations.restore(until, started if isinstance(started, HeldGpus) else None)
+        with self._cycle.reservations.lifted(until) as (left, take):
+            started = self._shortage(job, node_pools) if in_vain else self._start(job, node_pools)
+            if started is None and left < math.inf:  # from then on, what it waits for is free for others
+                self._record.wake(self._cycle.now + left + _MOMENT)
+            if isinstance(started, HeldGpus):
+                take(started)
         return started
 
     def _start(self, job: JobFacts, node_pools: Sequence[NodePool]) -> HeldGpus | Reason | None:
@@ -168,16 +166,16 @@ class Starting:
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         wished = self._cycle.order.wished_nodes(job)[:workers] if job.pinned else ()
         for node_pool in node_pools if wished else ():
-            mark = self._cycle.capacity.mark()
+            mark = self._cycle.transaction.mark()
             if self._cycle.pool.take_gang_at(node_pool, gpus, wished):
                 return self._admit(job, node_pool, mark)
         for node_pool in node_pools:
-            mark = self._cycle.capacity.mark()
+            mark = self._cycle.transaction.mark()
             if self._cycle.pool.take_gang(node_pool, gpus, workers):
                 return self._admit(job, node_pool, mark)
         surplus, reason = self._cycle.reclaims.surplus, self._shortage(job, node_pools)
         for node_pool in node_pools:
-            mark = self._cycle.capacity.mark()
+            mark = self._cycle.transaction.mark()
             supply = self._cycle.pool.await_gang(node_pool, gpus, workers)
             if supply is Supply.NOW:
                 return self._admit(job, node_pool, mark)
@@ -199,7 +197,7 @@ class Starting:
 
     def _preempt(self, job: JobFacts, node_pools: Sequence[NodePool], until: float, reason: Reason) -> bool:
         """Let jobs yield their base GPUs to a job that would run until `until`, if that gives it all its workers."""
-        mark = self._cycle.capacity.mark()
+        mark = self._cycle.transaction.mark()
         room = self._cycle.preemption.make_room(
             job, node_pools, self._cycle.reservations.relied_on(until), self._cycle.is_busy
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
@@ -12,13 +12,10 @@ from typing import NamedTuple
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.headroom import NOTHING, ResourceVector
+from espalier_operator.cluster.ledger import Transaction
 from espalier_operator.model import JobFacts, Worker
 from espalier_operator.model.actions import NoticeReclaim
 from espalier_operator.policies.order import LendingOrder, Rank
-
-_Before = tuple[str, int | None, float]
-"""One entry of the journal, of which a plan may write tens of thousands: a job, what it was to keep and until when the
-others before it was asked again; None: it had not been asked for anything."""
 
 
 class ExtraWorker(NamedTuple):
@@ -45,6 +42,10 @@ class ReclaimOrder:
         """The place of the first that was not passed over for good."""
         self.beyond: dict[int, int] = {}
         """By place where there is nothing to be had any more: the next place where there may be."""
+
+    def rewind(self, first: int) -> None:
+        """Start the next search at `first` again."""
+        self.first = first
 
     @cached_property
     def extra_workers(self) -> list[ExtraWorker]:
@@ -174,27 +175,22 @@ class ReclaimRequest:
 
 
 class ReclaimRequests:
-    """The asks of one plan, with a journal to undo what was only tried."""
+    """The reclaim requests of one plan."""
 
-    def __init__(self, now: float) -> None:
-        """Ask for nothing."""
-        self._now = now
+    def __init__(self, now: float, transaction: Transaction, lines: Collection[ReclaimOrder]) -> None:
+        """Ask for nothing; changes are written to `transaction`. `lines` are the orders of reclaim."""
+        self._now, self._log, self._lines = now, transaction.log, lines
         self.made: dict[str, ReclaimRequest] = {}
         """By job."""
-        self._journal: list[_Before] = []
 
-    def mark(self) -> int:
-        """Return a point to which `undo` can return."""
-        return len(self._journal)
-
-    def undo(self, mark: int) -> None:
-        """Ask for nothing that was asked for since `mark`."""
-        while len(self._journal) > mark:
-            job, extra, deadline = self._journal.pop()
-            if extra is None:
-                del self.made[job]
-            else:
-                self.made[job].extra, self.made[job].deadline = extra, deadline
+    def _restore(self, job: str, extra: int | None, deadline: float) -> None:
+        """Undo a request: let a job keep `extra` again until `deadline`; None: it is asked for nothing."""
+        if extra is None:
+            del self.made[job]
+        else:
+            self.made[job].extra, self.made[job].deadline = extra, deadline
+        for line in self._lines:
+            line.beyond.clear()
 
     def kept(self, job: JobFacts) -> int:
         """Return how many extra workers a job keeps."""
@@ -214,10 +210,10 @@ class ReclaimRequests:
             deadline = min(deadline, max(by, self._now))
         made = self.made.get(job.key)
         if made is None:
-            self._journal.append((job.key, None, deadline))
+            self._log.append((ReclaimRequests._restore, self, job.key, None, deadline))
             self.made[job.key] = ReclaimRequest(job, min(job.extra, index), deadline, reason)
             return
-        self._journal.append((job.key, made.extra, made.deadline))
+        self._log.append((ReclaimRequests._restore, self, job.key, made.extra, made.deadline))
         if index < made.extra:
             made.extra = index
         if deadline < made.deadline:
@@ -225,7 +221,7 @@ class ReclaimRequests:
 
     def ask_more(self, made: ReclaimRequest, extra_worker: ExtraWorker) -> None:
         """Do what `ask` does where the job is asked already, and keeps this one; at the deadline that stands."""
-        self._journal.append((made.job.key, made.extra, made.deadline))
+        self._log.append((ReclaimRequests._restore, self, made.job.key, made.extra, made.deadline))
         made.extra = extra_worker.worker.index
 
     def notices(self) -> list[NoticeReclaim]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from espalier_core.types.reasons import Reason
@@ -25,16 +24,6 @@ MayTake = Callable[[JobFacts, int], bool]
 """Takes a holder, and how many extra workers would be left to it. The search ends where it returns False."""
 
 
-@dataclass(frozen=True, slots=True)
-class UndoMark:
-    """A point to which `ReclaimQueue.undo` can return."""
-
-    asked: int
-    """How often workers had been asked for."""
-    first: Mapping[str, int]
-    """By type of GPU: where the search begins."""
-
-
 class ReclaimQueue:
     """Reclaims as few extra workers as needed, in reverse order of lending rank, within a job from the highest index.
 
@@ -43,32 +32,25 @@ class ReclaimQueue:
 
     def __init__(
         self,
+        capacity: Capacity,
         jobs: Iterable[JobFacts],
         extras: Mapping[str | None, Sequence[Worker]],
         leaving: Container[str],
         order: LendingOrder,
         now: float,
     ) -> None:
-        """Take the running jobs and their live or promised extra workers; those named in `leaving` are excluded."""
+        """Take the running jobs and their live or promised extra workers; those named in `leaving` are excluded.
+
+        What they give back is counted in `capacity`, and all that is asked is written to its transaction.
+        """
+        self._capacity, self._log = capacity, capacity.transaction.log
         self._futile: set[tuple[NodePool, int]] = set()
-        """(Site, GPUs of a worker) for which a wish found nothing that it may take; nor will one that comes later."""
+        """(Node pool, GPUs) for which a wish found nothing that it may take; nor will one that comes later."""
         self.surplus = 0
         """How often a reclaim gave more back than was needed."""
-        self._reclaim_requests = ReclaimRequests(now)
         self._extra_workers = ExtraWorkers(jobs, extras, leaving)
         self._lines = self._extra_workers.lines(order)
-
-    def mark(self) -> UndoMark:
-        """Return the reclaims chosen so far, for `undo`."""
-        return UndoMark(self._reclaim_requests.mark(), {gpu_type: line.first for gpu_type, line in self._lines.items()})
-
-    def undo(self, mark: UndoMark) -> None:
-        """Drop the reclaims chosen since `mark`."""
-        self._reclaim_requests.undo(mark.asked)
-        self._futile.clear()
-        for gpu_type, line in self._lines.items():
-            line.first = mark.first[gpu_type]
-            line.beyond.clear()
+        self._reclaim_requests = ReclaimRequests(now, capacity.transaction, self._lines.values())
 
     def is_asked(self, job: str) -> bool:
         """Return whether `job` must give back workers in this tick."""
@@ -84,7 +66,6 @@ class ReclaimQueue:
 
     def cover(
         self,
-        capacity: Capacity,
         node_pool: NodePool,
         gpus: int,
         may_take: MayTake | None = None,
@@ -101,18 +82,18 @@ class ReclaimQueue:
         """
         if may_take is not None and (node_pool, gpus) in self._futile:
             return Supply.NEVER
-        supply, _ = self._cover(capacity, node_pool, gpus, 1, may_take, spared)
+        supply, _ = self._cover(node_pool, gpus, 1, may_take, spared)
         if supply is Supply.NEVER and may_take is not None:
             self._futile.add((node_pool, gpus))
         return supply
 
-    def cover_some(self, capacity: Capacity, node_pool: NodePool, gpus: int, workers: int) -> tuple[Supply, int]:
+    def cover_some(self, node_pool: NodePool, gpus: int, workers: int) -> tuple[Supply, int]:
         """Do so for each of as many of `workers` as take all that is given back for them.
 
         Return when the last of them has its GPUs, and for how many that was done, one that leaves something included.
         What it leaves may be enough for the next. NEVER: there are not enough for all.
         """
-        return self._cover(capacity, node_pool, gpus, workers, None, None)
+        return self._cover(node_pool, gpus, workers, None, None)
 
     def _swap(self, swap: Swap, line: ReclaimOrder, gpus: int, workers: int) -> int:
         """Serve as many of `workers` as the extra workers at the head of the line can, one each, as `_cover` would.
@@ -157,16 +138,32 @@ class ReclaimQueue:
 
     def _cover(
         self,
-        capacity: Capacity,
         node_pool: NodePool,
         gpus: int,
         workers: int,
         may_take: MayTake | None,
         spared: Callable[[JobFacts], bool] | None,
     ) -> tuple[Supply, int]:
-        line, supply = self._lines.get(node_pool.gpu_type), Supply.NOW
+        """Do what `cover_some` does. Where the order of reclaim begins later after that, undoing it rewinds it."""
+        line = self._lines.get(node_pool.gpu_type)
         if line is None:
             return Supply.NEVER, 0
+        first = line.first
+        found = self._cover_from(line, node_pool, gpus, workers, may_take, spared)
+        if line.first != first:
+            self._log.append((ReclaimOrder.rewind, line, first))
+        return found
+
+    def _cover_from(
+        self,
+        line: ReclaimOrder,
+        node_pool: NodePool,
+        gpus: int,
+        workers: int,
+        may_take: MayTake | None,
+        spared: Callable[[JobFacts], bool] | None,
+    ) -> tuple[Supply, int]:
+        capacity, supply = self._capacity, Supply.NOW
         reclaim_candidates = partial(in_turn, line, self._extra_workers, self._reclaim_requests.made, may_take)
         search, tried, found, begin = reclaim_candidates(), list[ExtraWorker](), dict[str, ResourceVector](), line.first
         """By node: what those tried hold of it."""
@@ -223,7 +220,7 @@ class ReclaimQueue:
                 del found[node]
         return supply, workers
 
-    def leave_node(self, capacity: Capacity, node: str, gpus: int, by: float | None) -> None:
+    def leave_node(self, node: str, gpus: int, by: float | None) -> None:
         """Reclaim lent workers on `node` until `gpus` of it are given back: these GPUs depart at `by`.
 
         First those that are known to use GPUs that have failed.
@@ -239,7 +236,7 @@ class ReclaimQueue:
             if not self._reclaim_requests.is_out(extra_worker):
                 gpus -= sum(other.worker.gpus for other in self._above(extra_worker) if other.worker.node == node)
                 for other in self._above(extra_worker):
-                    capacity.expect(other.worker.node, other.worker.gpus, other.resources.requests)
+                    self._capacity.expect(other.worker.node, other.worker.gpus, other.resources.requests)
                 self._reclaim_requests.ask(extra_worker, Reason.GPU_LOST, by)
 
     def lent_in_namespace(self, key: str, lacks: Mapping[str, int]) -> list[ExtraWorker] | None:
@@ -268,10 +265,10 @@ class ReclaimQueue:
                     missing = {name: amount - demand.get(name, 0) for name, amount in missing.items()}
         return None if any(amount > 0 for amount in missing.values()) else found
 
-    def ask_back(self, capacity: Capacity, extra_workers: Iterable[ExtraWorker]) -> None:
+    def ask_back(self, extra_workers: Iterable[ExtraWorker]) -> None:
         """Reclaim these extra workers, whoever gets their GPUs."""
         for extra_worker in extra_workers:
-            capacity.expect(extra_worker.worker.node, extra_worker.worker.gpus, extra_worker.resources.requests)
+            self._capacity.expect(extra_worker.worker.node, extra_worker.worker.gpus, extra_worker.resources.requests)
             self._reclaim_requests.ask(extra_worker, Reason.NEEDED_BY_OTHER_JOB, None)
 
     def notices(self) -> list[NoticeReclaim]:

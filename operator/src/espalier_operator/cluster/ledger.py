@@ -1,4 +1,4 @@
-"""Where GPUs are free, now and once everything that is leaving has left.
+"""What nodes have, of GPUs and of all else that workers request, now and once everything that is leaving has left.
 
 Each node has two figures. `now` is what can be handed out this moment. `later` adds what terminating workers and
 standing reclaims will free, and subtracts what is set aside for those who wait for exactly that. Handing out
@@ -6,13 +6,17 @@ takes from both, setting aside from `later` only, so nobody is lent what somebod
 
 Nodes of one type that no constraint tells apart form a group. In a group, nodes are kept in buckets by free GPUs:
 finding the best fit costs the number of groups and of GPUs of a node, not the number of nodes.
+
+Whatever a plan changes of that, and of what it asks jobs to give back, is written to the log of its one `Transaction`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
+from typing import Any
 
 from espalier_operator.cluster.free_gpus import FreeGpuIndex, Key
 from espalier_operator.cluster.headroom import UNLIMITED, NodeHeadroom, ResourceVector
@@ -23,13 +27,38 @@ from espalier_operator.model import JobFacts, Node, Worker, WorkerRole
 from espalier_operator.model.constraints import ANYWHERE, Amounts, Constraints
 
 _FOREIGN = WorkerRole.FOREIGN
-_Change = tuple[str, int, Amounts, int, int, int]
-"""One entry of the journal, of which a plan may write tens of thousands: a node, the GPUs of a worker, what else a
-worker requests, by how many workers' GPUs the node has more now and later, and how many workers were placed by it."""
 
 
-class GpuStock:
-    """The GPUs of one snapshot, with a journal to undo what was only tried.
+class Transaction:
+    """What a plan has changed so far, to undo what was only tried."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.log: list[tuple[Any, ...]] = []
+        """By change: what undoes it, and the arguments of that. A plan may write tens of thousands."""
+
+    def mark(self) -> int:
+        """Return a point to which `undo` can return."""
+        return len(self.log)
+
+    def undo(self, mark: int) -> None:
+        """Undo everything since `mark`."""
+        while len(self.log) > mark:
+            undo, *given = self.log.pop()
+            undo(*given)
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Undo what is done within."""
+        mark = self.mark()
+        try:
+            yield
+        finally:
+            self.undo(mark)
+
+
+class NodeLedger:
+    """What the nodes of one snapshot have, and who holds it.
 
     Nodes that are not ready or not schedulable offer nothing; GPUs announced to depart are not offered either.
     """
@@ -43,11 +72,12 @@ class GpuStock:
         jobs: Collection[JobFacts] = (),
         rack_label: str | None = None,
         others: Collection[Worker] = (),
+        transaction: Transaction | None = None,
     ) -> None:
         """Count `workers` against `nodes`; those named in `leaving` do not hold anything `later`.
 
         `constraints` are all that `node_pool` will be asked for; `jobs` are those of `workers`; `rack_label` is the
-        label of nodes that names their rack; `others` are pods of others that wait.
+        label of nodes that names their rack; `others` are pods of others that wait; `transaction` has the log.
         """
         node_index = node_index_of(nodes, constraints, rack_label)
         self._node_classes, self._slots = node_index.node_classes, node_index.slots
@@ -87,7 +117,8 @@ class GpuStock:
             sizes[offered - held] = sizes.get(offered - held, 0) + 1
         self._offers, self._hopes = FreeGpuIndex(), FreeGpuIndex()
         self._racks = Racks(node_index.racks) if node_index.racks else None
-        self._journal: list[_Change] = []
+        self.transaction = transaction or Transaction()
+        self._log = self.transaction.log
         for name, later in self._later.items():
             if later > 0:  # most nodes of a cluster are full, and have no place in any bucket
                 self._enter(name)
@@ -159,18 +190,8 @@ class GpuStock:
 
     def placed_since(self, mark: int) -> list[str]:
         """Return the nodes of the workers that were placed since `mark`, in their order."""
-        return [node for node, *_, placed in self._journal[mark:] for _ in range(placed)]
-
-    def mark(self) -> int:
-        """Return a point to which `undo` can return."""
-        return len(self._journal)
-
-    def undo(self, mark: int) -> None:
-        """Undo everything since `mark`."""
-        while len(self._journal) > mark:
-            node, gpus, requests, now, later, _ = self._journal.pop()
-            if now or later:
-                self._add(node, gpus, requests, -now, -later)
+        revert = NodeLedger._revert
+        return [change[2] for change in self._log[mark:] if change[0] is revert for _ in range(change[-1])]
 
     def _room_now(self, node: str, requests: Amounts) -> int:
         """Return for how many workers `node` has what they request in addition to GPUs, without delaying others."""
@@ -182,7 +203,12 @@ class GpuStock:
 
     def _change(self, node: str, gpus: int, requests: Amounts, *, now: int, later: int, placed: int = 0) -> None:
         self._add(node, gpus, requests, now, later)
-        self._journal.append((node, gpus, requests, now, later, placed))
+        self._log.append((NodeLedger._revert, self, node, gpus, requests, now, later, placed))
+
+    def _revert(self, node: str, gpus: int, requests: Amounts, now: int, later: int, placed: int) -> None:
+        """Undo a change of what `node` has by this number of workers, of which `placed` are new there."""
+        if now or later:
+            self._add(node, gpus, requests, -now, -later)
 
     def _add(self, node: str, gpus: int, requests: Amounts, now: int, later: int) -> None:
         """Add what this number of workers holds to what `node` has now and later."""

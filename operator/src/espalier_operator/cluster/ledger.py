@@ -34,7 +34,7 @@ class Transaction:
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self.log: list[tuple[Any, ...]] = []
+        self.log: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         """By change: what undoes it, and the arguments of that. A plan may write tens of thousands."""
 
     def mark(self) -> int:
@@ -44,7 +44,7 @@ class Transaction:
     def undo(self, mark: int) -> None:
         """Undo everything since `mark`."""
         while len(self.log) > mark:
-            undo, *given = self.log.pop()
+            undo, given = self.log.pop()
             undo(*given)
 
     @contextmanager
@@ -191,7 +191,8 @@ class NodeLedger:
     def placed_since(self, mark: int) -> list[str]:
         """Return the nodes of the workers that were placed since `mark`, in their order."""
         revert = NodeLedger._revert
-        return [change[2] for change in self._log[mark:] if change[0] is revert for _ in range(change[-1])]
+        placed = ((change[1], change[-1]) for undo, change in self._log[mark:] if undo is revert)
+        return [node for node, workers in placed for _ in range(workers)]
 
     def _room_now(self, node: str, requests: Amounts) -> int:
         """Return for how many workers `node` has what they request in addition to GPUs, without delaying others."""
@@ -203,7 +204,7 @@ class NodeLedger:
 
     def _change(self, node: str, gpus: int, requests: Amounts, *, now: int, later: int, placed: int = 0) -> None:
         self._add(node, gpus, requests, now, later)
-        self._log.append((NodeLedger._revert, self, node, gpus, requests, now, later, placed))
+        self._log.append((NodeLedger._revert, (self, node, gpus, requests, now, later, placed)))
 
     def _revert(self, node: str, gpus: int, requests: Amounts, now: int, later: int, placed: int) -> None:
         """Undo a change of what `node` has by this number of workers, of which `placed` are new there."""

@@ -109,6 +109,12 @@ class Snapshot:
             if job.admitted_at is not None and not job.finished:
                 yield job.claim, job.gpu_type or ""
 
+    def stopping_claims(self) -> Iterator[tuple[Claim, str]]:
+        """Yield the same of those that have been asked to stop."""
+        for job in self.jobs:
+            if job.stopping is not None and job.admitted_at is not None and not job.finished:
+                yield job.claim, job.gpu_type or ""
+
     def to_json(self) -> str:
         """Return the snapshot as JSON text from which `from_json` makes an equal one."""
         body = _SNAPSHOT.dump_python(self, mode="json")

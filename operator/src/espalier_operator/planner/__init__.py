@@ -40,10 +40,13 @@ from dataclasses import dataclass, replace
 
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import Plan
+from espalier_operator.model.queues import QueueUsage
 from espalier_operator.planner.admission import Admission
 from espalier_operator.planner.claims import Claims
-from espalier_operator.planner.cycle import PlanningCycle
+from espalier_operator.planner.cycle import OpenJobs, PlanningCycle
 from espalier_operator.planner.lending import Lending
+from espalier_operator.planner.lifecycle import JobLimits, PlanBuilder
+from espalier_operator.planner.worker_index import WorkerIndex
 from espalier_operator.policies import Policy
 from espalier_operator.policies.learned import FALLBACK
 
@@ -51,18 +54,51 @@ from espalier_operator.policies.learned import FALLBACK
 def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
     """Return what to do at `now`, with the reason for everything done and everything refused.
 
-    Each step works with the GPUs that the earlier ones left. The first, which makes the cycle, looks at each job alone:
-    what ends it, and what it must give back.
+    Each step works with what the earlier ones left.
     """
-    cycle = PlanningCycle(snapshot, policy, now)
+    record, workers = PlanBuilder(now), WorkerIndex(snapshot.workers)
+    ledger = QueueUsage(snapshot.queues, snapshot.held_claims())
+    limits = JobLimits(record, ledger, snapshot.rules, now)
+
+    # 1. End, stop or requeue jobs, each by what is known of it alone.
+    unfinished = [limits.within_limits(job) for job in snapshot.jobs if not job.finished]
+    for job in unfinished:
+        limits.end(job)
+    for claim, gpu_type in snapshot.stopping_claims():
+        ledger.give_back(claim, gpu_type)
+
+    # 2. Let the policy decide about the others: in which order they are served, and what each may hold.
+    jobs = OpenJobs.by(policy, snapshot, record, unfinished, now)
+    record.wake(jobs.decision.until)
+
+    # 3. Release the extra workers that jobs have given back or lost, and ask for those that they may no longer hold.
+    promises = {promise.job: promise for promise in snapshot.promises}
+    kept = {
+        job.key: limits.extra_kept(job, jobs.order, promises.get(job.key), len(workers.extras[job.key]))
+        for job in jobs.running
+    }
+
+    # 4. Count what nodes have, now and once all that is leaving has left. Keep GPUs for workers on their way to them.
+    cycle = PlanningCycle(snapshot, jobs, workers, record, ledger, limits, kept, now)
+    cycle.hold_granted(promises)
+
+    # 5. Reclaim what is lent on nodes that lose GPUs, and move jobs off nodes that are about to go.
     claims = Claims(cycle)
     claims.leave_departing_gpus()
+
+    # 6. Find GPUs for base workers that have lost theirs, and for pods of others. Jobs that find none wait again.
     claims.place()
+
+    # 7. Admit waiting jobs in order: on free GPUs, on reclaimed ones, or on those of jobs that yield. One that must
+    # wait reserves GPUs; later ones are backfilled.
     Admission(cycle).admit()
+
+    # 8. Lend the GPUs that are left, one extra worker at a time.
     Lending(cycle).lend()
-    planned = cycle.result()
-    cycle.forget()
-    return planned
+
+    # 9. Give notice to each job of which extra workers were reclaimed.
+    cycle.give_notice()
+    return cycle.result()
 
 
 @dataclass(frozen=True, slots=True)

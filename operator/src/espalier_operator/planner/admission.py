@@ -12,6 +12,7 @@ from espalier_operator.model.actions import Admit
 from espalier_operator.model.constraints import Constraints
 from espalier_operator.planner.cycle import PlanningCycle
 from espalier_operator.planner.lifecycle import is_held_back, obstacle
+from espalier_operator.planner.preemption import GpuTypeMigrations, Preemptor
 from espalier_operator.planner.starting import Starting
 from espalier_operator.reclaim.extra_workers import ExtraWorker
 
@@ -21,9 +22,14 @@ class Admission:
 
     def __init__(self, cycle: PlanningCycle) -> None:
         self._cycle, self._record = cycle, cycle.record
-        self._starting = Starting(cycle)
+        running = [job for job in cycle.running if job.terms.base_preemptible] if cycle.order.preempts else []
+        # Those on another type of GPU than theirs yield last, or move.
+        self._preemptor = Preemptor(cycle, sorted(running, key=cycle.order.is_elsewhere))
+        self._moves = GpuTypeMigrations(cycle, self._preemptor)
+        self._starting = Starting(cycle, self._preemptor)
         self._elsewhere: dict[str, list[NodePool]] = {}
         """By job that waits on GPUs of its quota: where it might start if its queue borrows."""
+        self._preemptible = cycle.preemptible()
         self._known_node_pools: dict[tuple[str | None, Constraints, int, int, str | None], list[NodePool]] = {}
 
     def admit(self) -> None:
@@ -33,10 +39,10 @@ class Admission:
         might borrow others.
         """
         borrowers: list[JobFacts] = []
-        self._cycle.preemption.exchanging = self._cycle.moves.exchanging()
+        self._preemptor.exchanging = self._moves.exchanging()
         for job in self._cycle.order.sorted([*self._cycle.waiting, *self._between_types()]):
             if job.admitted_at is not None:
-                self._cycle.moves.keep(job)
+                self._moves.keep(job)
             elif not self._admit_in_turn(job, borrowing=False):
                 borrowers.append(job)
         for job in borrowers:
@@ -44,7 +50,7 @@ class Admission:
                 self._starting.start_elsewhere(job, self._elsewhere[job.key])
             else:
                 self._admit_in_turn(job, borrowing=True)
-        self._cycle.stop(self._cycle.moves.stopping(), Reason.PREEMPTED_BY_POLICY)
+        self._cycle.stop(self._moves.stopping(), Reason.PREEMPTED_BY_POLICY)
         self._starting.end_reservations()
 
     def _between_types(self) -> list[JobFacts]:
@@ -157,7 +163,7 @@ class Admission:
         for gpu_type in gpu_types:
             exceeds = self._cycle.ledger.exceeds(job.claim, gpu_type) if self._cycle.order.preempts else None
             if exceeds is not None:
-                yielding = self._cycle.preemption.of_queue(job, gpu_type, exceeds, self._cycle.is_busy)
+                yielding = self._preemptor.of_queue(job, gpu_type, exceeds)
                 if yielding is None:
                     continue
                 self._cycle.stop(yielding, Reason.PREEMPTED_BY_POLICY)
@@ -184,7 +190,7 @@ class Admission:
         found: list[JobFacts] = []
         given: Counter[str] = Counter()
         later = 0
-        for holder in self._cycle.preemptible:
+        for holder in self._preemptible:
             if lacks <= sum(given.values()):
                 break
             candidate = holder.gpu_type == gpu_type and holder.stopping is None

@@ -29,6 +29,10 @@ class Claims:
         self._cycle, self._record = cycle, cycle.record
         self._barred: set[str] = set()
         """Jobs of which a worker waits until a node is tried again."""
+        since = cycle.now - cycle.rules.dip_seconds
+        missing = ((node.name, node.missing(since)) for node in cycle.snapshot.nodes if node.fell)
+        self._dips = {node: gpus for node, gpus in missing if gpus}
+        """By node: GPUs that it has just lost, and that may return."""
 
     def leave_departing_gpus(self) -> None:
         """Reclaim lent workers on nodes that have, or will have, fewer GPUs than are held there.
@@ -37,13 +41,18 @@ class Claims:
         what they are lent as they stop: a notice first would cost time that such a node does not have. GPUs that have
         just vanished without a sign may return, so they are not lost yet.
         """
-        cycle, departures = self._cycle, self._cycle.departures
-        for node, gpus in cycle.capacity.overdrawn():
-            lost = gpus - cycle.dips.get(node, 0)
-            cycle.reclaims.leave_node(node, lost, by=departures.get(node))
-        left = {node for node, _ in cycle.capacity.overdrawn() if node in departures}
+        cycle, patience = self._cycle, self._cycle.rules.dip_seconds
+        departures = {node.name: node.departs_at for node in cycle.snapshot.nodes if node.departing}
+        for node in cycle.snapshot.nodes:
+            if node.name in self._dips:
+                for at, _ in node.fell:
+                    self._record.wake(at + patience)
+        for name, gpus in cycle.capacity.overdrawn():
+            cycle.reclaims.leave_node(name, gpus - self._dips.get(name, 0), by=departures.get(name))
+        left = {name for name, _ in cycle.capacity.overdrawn() if name in departures}
         if left:
-            there = (job for job in cycle.preemptible if left.intersection(cycle.worker_index.bound[job.key].values()))
+            bound = cycle.worker_index.bound
+            there = (job for job in cycle.preemptible() if left.intersection(bound[job.key].values()))
             moves = [job for job in there if job.stopping is None and job.key not in self._record.touched]
             cycle.stop(moves, Reason.NODE_DEPARTING)
 
@@ -94,9 +103,7 @@ class Claims:
         """Return whether a node that has just lost GPUs would have room for a worker of a job if they returned."""
         node_pool, gpus, capacity = self._cycle.places.node_pool(job), job.terms.gpus_per_worker, self._cycle.capacity
         dips = (
-            (node, ResourceVector(lost, ()))
-            for node, lost in self._cycle.dips.items()
-            if capacity.is_in(node_pool, node)
+            (node, ResourceVector(lost, ())) for node, lost in self._dips.items() if capacity.is_in(node_pool, node)
         )
         return any(capacity.fits_with(node, node_pool, gpus, lost) for node, lost in dips)
 

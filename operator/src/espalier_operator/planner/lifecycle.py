@@ -236,9 +236,9 @@ class PlanBuilder:
         """Say why the job gets nothing (more)."""
         self.refusals[job.key] = Refusal(job=job.key, reason=reason, starts_by=starts_by)
 
-    def wake(self, time: float) -> None:
-        """Plan again at `time` at the latest."""
-        if time > self._now and (self.wake_at is None or time < self.wake_at):
+    def wake(self, time: float | None) -> None:
+        """Plan again at `time` at the latest; None: at no certain time."""
+        if time is not None and time > self._now and (self.wake_at is None or time < self.wake_at):
             self.wake_at = time
 
 
@@ -257,15 +257,13 @@ class JobLimits:
             return job
         return replace(job, terms=replace(job.terms, priority=priority))
 
-    def ends(self, job: JobFacts) -> bool:
-        """Plan the job's end or stop; return True where nothing else is to be planned for it."""
+    def end(self, job: JobFacts) -> None:
+        """Plan what ends or stops the job, or lets it wait again, if anything does."""
         action = ending(job, self._now, self._rules)
         for time in turning_points(job, self._now, self._rules):
             self._record.wake(time)
-        if action is None:
-            return False
-        self._record.act(action)
-        return not isinstance(action, Stop)
+        if action is not None:
+            self._record.act(action)
 
     def extra_kept(self, job: JobFacts, order: LendingOrder, promise: Promise | None, seen: int) -> int:
         """Release what was given back, is overdue or is gone, and ask for what the job may no longer hold.

@@ -12,7 +12,6 @@ from espalier_operator.cluster.headroom import ResourceVector
 from espalier_operator.cluster.node_pools import NodePool
 from espalier_operator.model import NOWHERE, Blame, JobFacts, Node, Placement, Promise, Snapshot, Worker, WorkerRole
 from espalier_operator.model.constraints import Constraints, NodeSelectorRequirement, NodeSelectorTerm
-from espalier_operator.planner.lifecycle import PlanBuilder
 from espalier_operator.planner.pool import hold_promised
 from espalier_operator.planner.reservations import HeldGpus
 from espalier_operator.planner.worker_index import WorkerIndex
@@ -23,11 +22,10 @@ N = TypeVar("N")
 class Avoidance:
     """What each job asks of nodes in turn: the best first. Nodes that it must not use yet are in none."""
 
-    def __init__(self, snapshot: Snapshot, record: PlanBuilder, now: float) -> None:
-        """Read the blames of the jobs; plan again when one of them no longer holds."""
+    def __init__(self, snapshot: Snapshot, now: float) -> None:
+        """Read the blames of the jobs."""
         by_all = frozenset(each.node for each in snapshot.avoided if now < each.until)
-        for each in snapshot.avoided:
-            record.wake(each.until)
+        self._snapshot = snapshot
         self._own: dict[str, tuple[Constraints, ...]] = {}
         self._barred_until: dict[str, float] = {}
         self.asked: set[Constraints] = set()
@@ -37,9 +35,6 @@ class Avoidance:
                 continue
             blames = [blame for blame in job.blames if now < blame.avoided_until]
             barred = [blame for blame in job.blames if now < blame.barred_until]
-            for blame in job.blames:
-                record.wake(blame.avoided_until)
-                record.wake(blame.barred_until)
             refusing = (blame for blame in blames if blame.refused)
             nodes = by_all.union(_nodes(blames)), by_all.union(_nodes(refusing)), _nodes(barred)
             levels = [_without(job.terms.constraints, each) for each in nodes]
@@ -47,6 +42,12 @@ class Avoidance:
             self.asked.update(levels)
             if barred:
                 self._barred_until[job.key] = min(blame.barred_until for blame in barred)
+
+    def turning_points(self) -> Iterator[float]:
+        """Yield the times at which a node is no longer avoided, or barred; some of them are past."""
+        yield from (each.until for each in self._snapshot.avoided)
+        for blame in (blame for job in self._snapshot.jobs if not job.finished for blame in job.blames):
+            yield from (blame.avoided_until, blame.barred_until)
 
     def levels(self, job: JobFacts) -> tuple[Constraints, ...]:
         """Return what a job asks of nodes: without those that it avoids; if there are none, without those that have

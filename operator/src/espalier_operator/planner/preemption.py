@@ -14,42 +14,31 @@ there (`plan`) until they have saved their checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence, Set
 
-from espalier_operator.cluster.capacity import Capacity, Supply
+from espalier_operator.cluster.capacity import Supply
 from espalier_operator.cluster.node_pools import NodePool
 from espalier_operator.model import JobFacts
-from espalier_operator.model.queues import QueueUsage
-from espalier_operator.planner.pool import Pool
-from espalier_operator.planner.reservations import HeldGpus
-from espalier_operator.policies.order import LendingOrder
+from espalier_operator.planner.cycle import PlanningCycle
 
 _Move = tuple[JobFacts, NodePool]
 """Who moves, and where it may run then."""
 
 
-@dataclass(slots=True, kw_only=True)
 class Preemptor:
     """The preemption of base GPUs in one plan."""
 
-    running: Sequence[JobFacts]
-    """In the policy's order; those that allow to be preempted."""
-    order: LendingOrder
-    capacity: Capacity
-    pool: Pool
-    holding: Callable[[JobFacts], HeldGpus]
-    """What the base workers of a running job hold."""
-    now: float
-    wake: Callable[[float], None]
-    """Called with the time from which on a job may yield that may not yet."""
-    exchanging: Set[str] = frozenset()
-    """Jobs that change places (`moves`): they yield as if each were on the type of its share."""
-    _failed_placements: set[tuple[NodePool, int, int]] = field(default_factory=set)
-    """Gangs for which nobody could make room: nor can anybody for the same gang of a later job."""
+    def __init__(self, cycle: PlanningCycle, running: Sequence[JobFacts]) -> None:
+        """Take the `running` jobs that allow to be preempted, in the policy's order."""
+        self._cycle, self.running = cycle, running
+        self._capacity, self._pool, self._order = cycle.capacity, cycle.pool, cycle.order
+        self.exchanging: Set[str] = frozenset()
+        """Jobs that change places (`GpuTypeMigrations`): they yield as if each were on the type of its share."""
+        self._failed_placements = set[tuple[NodePool, int, int]]()
+        """Gangs for which nobody could make room: nor can anybody for the same gang of a later job."""
 
     def make_room(
-        self, taker: JobFacts, node_pools: Iterable[NodePool], kept: Set[str], is_busy: Callable[[JobFacts], bool]
+        self, taker: JobFacts, node_pools: Iterable[NodePool], kept: Set[str]
     ) -> tuple[NodePool, list[JobFacts]] | None:
         """Reserve room for all base workers of `taker` on the first possible node pool; return it, and who must yield.
 
@@ -59,7 +48,7 @@ class Preemptor:
         for node_pool in node_pools:
             if (node_pool, gpus, workers) in self._failed_placements:
                 continue
-            yielding = [each for each in self._candidates(taker, is_busy) if self._helps(each, node_pool, kept)]
+            yielding = [each for each in self._candidates(taker) if self._helps(each, node_pool, kept)]
             count = self._fewest(taker, node_pool, yielding)
             if count is None:
                 self._failed_placements.add((node_pool, gpus, workers))
@@ -70,16 +59,14 @@ class Preemptor:
                 if self._suffices(taker, node_pool, without):
                     chosen = without
             self.release(chosen)
-            self.pool.await_gang(node_pool, gpus, workers)
+            self._pool.await_gang(node_pool, gpus, workers)
             return node_pool, chosen
         return None
 
-    def of_queue(
-        self, taker: JobFacts, gpu_type: str, gpus: int, is_busy: Callable[[JobFacts], bool]
-    ) -> list[JobFacts] | None:
+    def of_queue(self, taker: JobFacts, gpu_type: str, gpus: int) -> list[JobFacts] | None:
         """Return who of the queue of `taker` must yield for it to have `gpus` more of the quota; None: too few can."""
         found: list[JobFacts] = []
-        for holder in self._candidates(taker, is_busy):
+        for holder in self._candidates(taker):
             if gpus <= 0:
                 break
             if holder.terms.queue == taker.terms.queue and holder.gpu_type == gpu_type:
@@ -87,15 +74,15 @@ class Preemptor:
                 gpus -= holder.claim.gpus
         return found if gpus <= 0 else None
 
-    def _candidates(self, taker: JobFacts, is_busy: Callable[[JobFacts], bool]) -> list[JobFacts]:
+    def _candidates(self, taker: JobFacts) -> list[JobFacts]:
         """Return the jobs that yield to `taker`, the last of the policy's order first."""
         found = []
         for holder in reversed(self.running):
-            if holder.key in self.exchanging and not self.order.is_earlier(taker, holder):
+            if holder.key in self.exchanging and not self._order.is_earlier(taker, holder):
                 continue
-            if not self.order.is_before(taker, holder):
+            if not self._order.is_before(taker, holder):
                 break
-            if holder.stopping is not None or is_busy(holder):
+            if holder.stopping is not None or self._cycle.is_busy(holder):
                 continue
             if self.may_yield(holder):
                 found.append(holder)
@@ -104,13 +91,13 @@ class Preemptor:
     def may_yield(self, holder: JobFacts) -> bool:
         """Return whether a job has run for as long as its terms ask."""
         spared_until = (holder.admitted_at or 0.0) + holder.terms.min_runtime_seconds
-        if self.now < spared_until:
-            self.wake(spared_until)
-        return self.now >= spared_until
+        if self._cycle.now < spared_until:
+            self._cycle.record.wake(spared_until)
+        return self._cycle.now >= spared_until
 
     def _helps(self, holder: JobFacts, node_pool: NodePool, kept: Set[str]) -> bool:
-        nodes = self.holding(holder).nodes
-        on_site = any(self.capacity.is_in(node_pool, node) for node in nodes)
+        nodes = self._cycle.places.base_holding(holder).nodes
+        on_site = any(self._capacity.is_in(node_pool, node) for node in nodes)
         return holder.gpu_type == node_pool.gpu_type and on_site and kept.isdisjoint(nodes)
 
     def _fewest(self, taker: JobFacts, node_pool: NodePool, yielding: Sequence[JobFacts]) -> int | None:
@@ -124,41 +111,33 @@ class Preemptor:
         return high
 
     def _suffices(self, taker: JobFacts, node_pool: NodePool, yielding: Iterable[JobFacts]) -> bool:
-        with self.capacity.transaction.trial():
+        with self._cycle.transaction.trial():
             self.release(yielding)
-            supply = self.pool.await_gang(node_pool, taker.terms.gpus_per_worker, taker.terms.min_replicas)
+            supply = self._pool.await_gang(node_pool, taker.terms.gpus_per_worker, taker.terms.min_replicas)
         return supply is not Supply.NEVER
 
     def release(self, yielding: Iterable[JobFacts]) -> None:
         """Expect what running jobs hold to be given back."""
         for job in yielding:
-            holding = self.holding(job)
+            holding = self._cycle.places.base_holding(job)
             for node in holding.nodes:
-                self.capacity.expect(node, holding.each.gpus, holding.each.requests)
+                self._capacity.expect(node, holding.each.gpus, holding.each.requests)
 
 
-@dataclass(slots=True, kw_only=True)
 class GpuTypeMigrations:
     """The moves of one plan."""
 
-    preemption: Preemptor
-    order: LendingOrder
-    capacity: Capacity
-    pool: Pool
-    ledger: QueueUsage
-    is_busy: Callable[[JobFacts], bool]
-    node_pool_on: Callable[[JobFacts, str], NodePool | None]
-    """Returns where a job may run on a type, whatever its quota; None: nowhere."""
-    kept: Callable[[Sequence[JobFacts]], Set[str]]
-    """Returns the nodes on which earlier jobs count that these jobs could delay: nobody there moves."""
+    def __init__(self, cycle: PlanningCycle, preemptor: Preemptor) -> None:
+        self._cycle, self._preemptor = cycle, preemptor
+        self._order, self._pool, self._ledger = cycle.order, cycle.pool, cycle.ledger
 
     def stopping(self) -> list[JobFacts]:
         """Return who must stop: the jobs that move, and those that give up their GPUs for them; keep these GPUs."""
         movers = self._movers()
         if not movers:
             return []
-        kept = self.kept([job for job, _ in movers])
-        givers = [job for job in self._able() if self.order.waits(job) and self._stands_apart(job, kept)]
+        kept = self._cycle.relied_on([job for job, _ in movers])
+        givers = [job for job in self._able() if self._order.waits(job) and self._stands_apart(job, kept)]
         movers = self._fitting([each for each in movers if self._stands_apart(each[0], kept)], givers)
         if not movers:
             return []
@@ -167,9 +146,9 @@ class GpuTypeMigrations:
             if not self._stuck(movers, fewer):
                 givers = fewer
         found = [*(job for job, _ in movers), *givers]
-        self.preemption.release(found)
+        self._preemptor.release(found)
         for job, node_pool in movers:
-            self.pool.await_gang(node_pool, job.terms.gpus_per_worker, job.terms.min_replicas)
+            self._pool.await_gang(node_pool, job.terms.gpus_per_worker, job.terms.min_replicas)
         return found
 
     def exchanging(self) -> frozenset[str]:
@@ -178,14 +157,14 @@ class GpuTypeMigrations:
         Their quotas are for each other: no later job that waits takes them. Without queues there is no need to tell,
         for policies know how many GPUs there are.
         """
-        movers = self._movers() if self.ledger.limits else []
+        movers = self._movers() if self._ledger.limits else []
         return frozenset(job.key for job, _ in self._fitting(movers, ())) if movers else frozenset()
 
     def keep(self, job: JobFacts) -> None:
         """Keep GPUs and quota of its next type for a job that is saving its checkpoint to move there."""
-        node_pool = self.node_pool_on(job, self.order.gpu_type(job) or "")
-        if node_pool is not None and self.ledger.hold_later(job.claim, node_pool.gpu_type):
-            self.pool.await_gang(node_pool, job.terms.gpus_per_worker, job.terms.min_replicas)
+        node_pool = self._cycle.places.node_pool_on(job, self._order.gpu_type(job) or "")
+        if node_pool is not None and self._ledger.hold_later(job.claim, node_pool.gpu_type):
+            self._pool.await_gang(node_pool, job.terms.gpus_per_worker, job.terms.min_replicas)
 
     def _fitting(self, movers: Sequence[_Move], givers: Sequence[JobFacts]) -> list[_Move]:
         """Return those of `movers` that fit where they would go, if all of them and `givers` gave up what they hold.
@@ -206,8 +185,10 @@ class GpuTypeMigrations:
         """Return the jobs that are to have another type of GPU, in order, and where they would go."""
         found = []
         for job in self._able():
-            wished = self.order.gpu_type(job)
-            node_pool = None if wished is None or self.order.waits(job) else self.node_pool_on(job, wished)
+            wished = self._order.gpu_type(job)
+            node_pool = (
+                None if wished is None or self._order.waits(job) else self._cycle.places.node_pool_on(job, wished)
+            )
             if node_pool is not None:
                 found.append((job, node_pool))
         return found
@@ -216,26 +197,26 @@ class GpuTypeMigrations:
         """Return the jobs that may be stopped now, and are not to keep what they have."""
         return [
             job
-            for job in self.preemption.running
-            if (self.order.is_elsewhere(job) or self.order.waits(job))
+            for job in self._preemptor.running
+            if (self._order.is_elsewhere(job) or self._order.waits(job))
             and job.terms.gpus_per_worker
             and job.stopping is None
-            and not self.is_busy(job)
-            and self.preemption.may_yield(job)
+            and not self._cycle.is_busy(job)
+            and self._preemptor.may_yield(job)
         ]
 
     def _stands_apart(self, job: JobFacts, kept: Set[str]) -> bool:
-        return kept.isdisjoint(self.preemption.holding(job).nodes)
+        return kept.isdisjoint(self._cycle.places.base_holding(job).nodes)
 
     def _stuck(self, movers: Sequence[_Move], givers: Sequence[JobFacts]) -> set[str]:
         """Return which movers do not fit where they would go, if all of them and `givers` gave up what they hold."""
         stopped = [*(job for job, _ in movers), *givers]
-        with self.capacity.transaction.trial():
-            self.preemption.release(stopped)
-            may_have = self.ledger.exchange((job.claim, job.gpu_type or "") for job in stopped)
+        with self._cycle.transaction.trial():
+            self._preemptor.release(stopped)
+            may_have = self._ledger.exchange((job.claim, job.gpu_type or "") for job in stopped)
             return {
                 job.key
                 for job, node_pool in movers
                 if not may_have(job.claim, node_pool.gpu_type)
-                or self.pool.await_gang(node_pool, job.terms.gpus_per_worker, job.terms.min_replicas) is Supply.NEVER
+                or self._pool.await_gang(node_pool, job.terms.gpus_per_worker, job.terms.min_replicas) is Supply.NEVER
             }

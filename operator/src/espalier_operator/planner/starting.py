@@ -16,6 +16,7 @@ from espalier_operator.model.actions import Admit
 from espalier_operator.model.constraints import Amounts
 from espalier_operator.planner.cycle import PlanningCycle
 from espalier_operator.planner.lifecycle import ends_by
+from espalier_operator.planner.preemption import Preemptor
 from espalier_operator.planner.reservations import HeldGpus, Reservation
 
 _MOMENT: Final = 0.001
@@ -40,8 +41,8 @@ class _Reserved(NamedTuple):
 class Starting:
     """The starts of one cycle."""
 
-    def __init__(self, cycle: PlanningCycle) -> None:
-        self._cycle, self._record = cycle, cycle.record
+    def __init__(self, cycle: PlanningCycle, preemptor: Preemptor) -> None:
+        self._cycle, self._record, self._preemptor = cycle, cycle.record, preemptor
         self._failed_placements = FailedPlacements()
         self._tried: Counter[_Tries] = Counter()
         """How many found none."""
@@ -198,9 +199,7 @@ class Starting:
     def _preempt(self, job: JobFacts, node_pools: Sequence[NodePool], until: float, reason: Reason) -> bool:
         """Let jobs yield their base GPUs to a job that would run until `until`, if that gives it all its workers."""
         mark = self._cycle.transaction.mark()
-        room = self._cycle.preemption.make_room(
-            job, node_pools, self._cycle.reservations.relied_on(until), self._cycle.is_busy
-        )
+        room = self._preemptor.make_room(job, node_pools, self._cycle.reservations.relied_on(until))
         if room is None:
             return False
         self._failed_placements.hope()

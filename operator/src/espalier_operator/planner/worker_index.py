@@ -6,8 +6,9 @@ kind that names nodes makes groups of them. Whoever may create pods could make t
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from operator import attrgetter
 from typing import Final
 
@@ -66,6 +67,11 @@ class WorkerIndex:
         waits = {worker.index for worker in self.unbound if worker.job == job and worker.role is _BASE}
         missing = set(indexes) - self.bound[job].keys() - self.gated[job] - waits
         return bool(self.bound[job] and missing)
+
+    def leaving_times(self) -> Iterator[float]:
+        """Yield the times from which on workers that terminate are counted on, or no more."""
+        for worker in self.terminating:
+            yield from (time for time in worker.leaves_between() if time < math.inf)
 
     def ending(self, leaving: Collection[str]) -> Counter[str | None]:
         """Return by node the GPUs of workers that terminate, of those named in `leaving`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
@@ -44,8 +44,9 @@ class ReclaimOrder:
         """By place where there is nothing to be had any more: the next place where there may be."""
 
     def rewind(self, first: int) -> None:
-        """Start the next search at `first` again."""
+        """Start the next search at `first` again, where some are no longer asked back."""
         self.first = first
+        self.beyond.clear()
 
     @cached_property
     def extra_workers(self) -> list[ExtraWorker]:
@@ -177,9 +178,9 @@ class ReclaimRequest:
 class ReclaimRequests:
     """The reclaim requests of one plan."""
 
-    def __init__(self, now: float, transaction: Transaction, lines: Collection[ReclaimOrder]) -> None:
-        """Ask for nothing; changes are written to `transaction`. `lines` are the orders of reclaim."""
-        self._now, self._log, self._lines = now, transaction.log, lines
+    def __init__(self, now: float, transaction: Transaction) -> None:
+        """Ask for nothing; changes are written to `transaction`."""
+        self._now, self._log = now, transaction.log
         self.made: dict[str, ReclaimRequest] = {}
         """By job."""
 
@@ -189,8 +190,6 @@ class ReclaimRequests:
             del self.made[job]
         else:
             self.made[job].extra, self.made[job].deadline = extra, deadline
-        for line in self._lines:
-            line.beyond.clear()
 
     def kept(self, job: JobFacts) -> int:
         """Return how many extra workers a job keeps."""
@@ -210,10 +209,10 @@ class ReclaimRequests:
             deadline = min(deadline, max(by, self._now))
         made = self.made.get(job.key)
         if made is None:
-            self._log.append((ReclaimRequests._restore, self, job.key, None, deadline))
+            self._log.append((ReclaimRequests._restore, (self, job.key, None, deadline)))
             self.made[job.key] = ReclaimRequest(job, min(job.extra, index), deadline, reason)
             return
-        self._log.append((ReclaimRequests._restore, self, job.key, made.extra, made.deadline))
+        self._log.append((ReclaimRequests._restore, (self, job.key, made.extra, made.deadline)))
         if index < made.extra:
             made.extra = index
         if deadline < made.deadline:
@@ -221,7 +220,7 @@ class ReclaimRequests:
 
     def ask_more(self, made: ReclaimRequest, extra_worker: ExtraWorker) -> None:
         """Do what `ask` does where the job is asked already, and keeps this one; at the deadline that stands."""
-        self._log.append((ReclaimRequests._restore, self, made.job.key, made.extra, made.deadline))
+        self._log.append((ReclaimRequests._restore, (self, made.job.key, made.extra, made.deadline)))
         made.extra = extra_worker.worker.index
 
     def notices(self) -> list[NoticeReclaim]:

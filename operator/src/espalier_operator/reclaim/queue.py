@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Capacity, Supply, Swap
@@ -48,9 +48,13 @@ class ReclaimQueue:
         """(Node pool, GPUs) for which a wish found nothing that it may take; nor will one that comes later."""
         self.surplus = 0
         """How often a reclaim gave more back than was needed."""
-        self._extra_workers = ExtraWorkers(jobs, extras, leaving)
-        self._lines = self._extra_workers.lines(order)
-        self._reclaim_requests = ReclaimRequests(now, capacity.transaction, self._lines.values())
+        self._extra_workers, self._order = ExtraWorkers(jobs, extras, leaving), order
+        self._reclaim_requests = ReclaimRequests(now, capacity.transaction)
+
+    @cached_property
+    def _lines(self) -> Mapping[str, ReclaimOrder]:
+        """By type of GPU; made when first asked for, as more extra workers are known then."""
+        return self._extra_workers.lines(self._order)
 
     def is_asked(self, job: str) -> bool:
         """Return whether `job` must give back workers in this tick."""
@@ -144,14 +148,14 @@ class ReclaimQueue:
         may_take: MayTake | None,
         spared: Callable[[JobFacts], bool] | None,
     ) -> tuple[Supply, int]:
-        """Do what `cover_some` does. Where the order of reclaim begins later after that, undoing it rewinds it."""
+        """Do what `cover_some` does; undoing that rewinds the order of reclaim."""
         line = self._lines.get(node_pool.gpu_type)
         if line is None:
             return Supply.NEVER, 0
-        first = line.first
+        first, mark = line.first, len(self._log)
         found = self._cover_from(line, node_pool, gpus, workers, may_take, spared)
-        if line.first != first:
-            self._log.append((ReclaimOrder.rewind, line, first))
+        if len(self._log) > mark:
+            self._log.append((ReclaimOrder.rewind, (line, first)))
         return found
 
     def _cover_from(

@@ -57,7 +57,7 @@ from espalier_operator.kube.watch.store import Store
 from espalier_operator.model import Rules, Snapshot
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
-from espalier_operator.policies.recent_use import RecentUse
+from espalier_operator.policies.memory import RecentUse
 
 OPTIONS: Final = {"jobs": Option(1000), "nodes": Option(5000), "repeats": Option(10), "ticks": Option(20)}
 QUICK: Final = {"jobs": 40, "nodes": 60, "repeats": 2, "ticks": 3}

@@ -11,7 +11,7 @@ from bench.command import BenchError
 from bench.load import objects
 from bench.load.objects import Case, layout_of
 from espalier_core.k8s import resources
-from espalier_operator.cluster.topology import ZONE_LABEL
+from espalier_operator.cluster.node_index import ZONE_LABEL
 from espalier_operator.kube.objects.jobs import InvalidJob, parse_job
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.store import Store

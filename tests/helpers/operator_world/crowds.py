@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from espalier_operator.cluster.topology import ZONE_LABEL
+from espalier_operator.cluster.node_index import ZONE_LABEL
 from espalier_operator.model import JobFacts, JobTerms, Node, Reclaim, Rules, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.constraints import ANYWHERE, Constraints, Taint, Toleration
 from espalier_operator.model.queues import QueueLimits, Quota

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from espalier_core.types.job import API_VERSION, KIND
-from espalier_operator.job.status import utc
+from espalier_operator.job.view import utc
 from operator_world.kube_objects import EPOCH, GPU, Raw
 
 GRACE_SECONDS = 10.0

@@ -11,8 +11,7 @@ from espalier_core.types.status import JobStatus
 from espalier_operator.job import progress, view
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.state import JobState, Observation
-from espalier_operator.job.status import utc
-from espalier_operator.job.view import Trouble
+from espalier_operator.job.view import Trouble, utc
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import Pod

@@ -24,7 +24,7 @@ from espalier_operator.loop import BackendError, SchedulerLoop
 from espalier_operator.model import Rules, Snapshot
 from espalier_operator.model.actions import Plan
 from espalier_operator.policies import Policy
-from espalier_operator.policies.recent_use import RecentUse
+from espalier_operator.policies.memory import RecentUse
 from espalier_operator.policies.remote import Asking
 from operator_world.kube_api import ConflictError, NotFoundError, owner_of
 from operator_world.kube_objects import Raw

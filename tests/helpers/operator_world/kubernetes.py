@@ -10,7 +10,7 @@ from collections import defaultdict
 from datetime import datetime
 from typing import Final
 
-from espalier_operator.job.status import utc
+from espalier_operator.job.view import utc
 from operator_world.kube_api import GRACE_SECONDS, ApiObjects, gpus_of, is_over, node_of, owner_of
 from operator_world.kube_objects import GPU, Raw, raw_node, time_at
 from operator_world.leaders import Process, Temper

@@ -10,7 +10,7 @@ from espalier_core.files.documents import dumps, loads
 from espalier_core.types.job import ALLOCATION_ANNOTATION, REPORT_KEY
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
-from espalier_operator.job.status import utc
+from espalier_operator.job.view import utc
 from espalier_operator.kube.objects import names
 from operator_world.kube_objects import time_at
 

@@ -16,8 +16,8 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
 from espalier_core.types.status import parse_status
 from espalier_operator.job.state import JobState
-from espalier_operator.job.status import state_of
 from espalier_operator.job.transitions import after
+from espalier_operator.job.view import state_of
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.objects.pods import parse_pod

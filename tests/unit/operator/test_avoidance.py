@@ -23,7 +23,7 @@ from espalier_operator.model import (
     WorkerState,
 )
 from espalier_operator.model.actions import Admit, GrantExtra, Plan, Replace, Requeue
-from espalier_operator.model.blames import avoided_by_all, blaming, trained_on
+from espalier_operator.model.nodes import avoided_by_all, blaming, trained_on
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 

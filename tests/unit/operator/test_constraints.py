@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_operator.cluster.node_pools import NodeClasses, ReferencedLabels
+from espalier_operator.cluster.node_index import NodeClasses, ReferencedLabels
 from espalier_operator.model import Node
 from espalier_operator.model.constraints import (
     ANYWHERE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.cluster.node_pools import NodePool
+from espalier_operator.cluster.node_index import NodePool
 from espalier_operator.planner.starting import Attempt, FailedPlacements
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from espalier_operator.model import Worker, WorkerRole, WorkerState
 from espalier_operator.model.constraints import Constraints, NodeSelectorRequirement, NodeSelectorTerm
-from espalier_operator.planner.worker_index import served
+from espalier_operator.planner.placement import served
 
 PODS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 8)), max_size=40)
 

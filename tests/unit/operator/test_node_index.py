@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from espalier_operator.cluster import node_pools as node_pools
+from espalier_operator.cluster import node_index as node_pools
 from espalier_operator.cluster.node_index import NodeIndex, node_index_of
 from espalier_operator.model import Node
 from espalier_operator.model.constraints import ANYWHERE, Constraints, Taint

@@ -16,8 +16,7 @@ from espalier_operator.cluster import ledger, topology
 from espalier_operator.cluster.capacity import Capacity
 from espalier_operator.cluster.free_gpus import FreeGpuIndex, Room, choose
 from espalier_operator.cluster.headroom import ResourceVector
-from espalier_operator.cluster.node_index import NodeIndex
-from espalier_operator.cluster.node_pools import NodePool, ReferencedLabels
+from espalier_operator.cluster.node_index import NodeIndex, NodePool, ReferencedLabels
 from espalier_operator.model import Node
 from espalier_operator.model.constraints import Amounts, Constraints
 from espalier_operator.planner import plan

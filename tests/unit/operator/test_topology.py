@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espalier_operator.cluster.capacity import Capacity
-from espalier_operator.cluster.topology import ZONE_LABEL
+from espalier_operator.cluster.node_index import ZONE_LABEL
 from espalier_operator.model import JobFacts, JobTerms, Node, Rules, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.constraints import ANYWHERE, Constraints
 from espalier_operator.planner import plan

@@ -9,7 +9,7 @@ from typing import Final
 from espalier_operator.cluster.free_gpus import FreeGpuIndex, GroupFreeGpus, choose, largest
 from espalier_operator.cluster.headroom import UNKNOWN
 from espalier_operator.cluster.ledger import NodeLedger
-from espalier_operator.cluster.node_pools import NodePool
+from espalier_operator.cluster.node_index import NodePool
 from espalier_operator.cluster.topology import RackSplit
 from espalier_operator.model.constraints import Amounts
 

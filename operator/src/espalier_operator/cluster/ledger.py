@@ -20,8 +20,7 @@ from typing import Any
 
 from espalier_operator.cluster.free_gpus import FreeGpuIndex, Key
 from espalier_operator.cluster.headroom import UNLIMITED, NodeHeadroom, ResourceVector
-from espalier_operator.cluster.node_index import node_index_of
-from espalier_operator.cluster.node_pools import NodePool
+from espalier_operator.cluster.node_index import NodePool, node_index_of
 from espalier_operator.cluster.topology import Racks
 from espalier_operator.model import JobFacts, Node, Worker, WorkerRole
 from espalier_operator.model.constraints import ANYWHERE, Amounts, Constraints

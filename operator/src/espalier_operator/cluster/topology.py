@@ -12,14 +12,7 @@ from itertools import accumulate, chain
 from typing import Final, NamedTuple
 
 from espalier_operator.cluster.free_gpus import GroupFreeGpus, Key, Room, choose
-from espalier_operator.cluster.node_pools import NodePool
-from espalier_operator.model import Node
-
-ZONE_LABEL: Final = "topology.kubernetes.io/zone"
-
-Rack = tuple[str, str]
-"""The values of the zone label and of the rack label, each "" on nodes without the label."""
-
+from espalier_operator.cluster.node_index import NodePool, Rack
 
 _MOST_VIEWS: Final = 32
 """Of how many combinations of groups the free GPUs are kept by rack; those of others are counted when they are asked
@@ -37,14 +30,6 @@ class _RackRoom(NamedTuple):
     """For how many workers nodes have room, and how many nodes have; those with the most free GPUs first."""
     workers: int
     """For how many there is room."""
-
-
-def racks_of(nodes: Collection[Node], rack_label: str | None) -> dict[str, Rack]:
-    """Return the rack of each node by name; nothing if all are in the same rack."""
-    labels = (ZONE_LABEL,) if rack_label is None else (ZONE_LABEL, rack_label)
-    if all(len({node.labels.get(label) for node in nodes}) <= 1 for label in labels):
-        return {}
-    return {node.name: (node.labels.get(ZONE_LABEL, ""), node.labels.get(rack_label or "", "")) for node in nodes}
 
 
 class Racks:

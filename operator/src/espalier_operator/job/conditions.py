@@ -33,8 +33,8 @@ from espalier_core.types.status import (
     TrainingStatus,
 )
 from espalier_operator.job.state import JobState
-from espalier_operator.job.status import Wall, memory_of, utc
 from espalier_operator.job.transitions import MAX_MESSAGE
+from espalier_operator.job.view import Wall, memory_of, utc
 from espalier_operator.model import REFUSALS, Ended, JobFacts
 from espalier_operator.programs import NOTHING, ProgramReading
 

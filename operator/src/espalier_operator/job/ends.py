@@ -20,7 +20,7 @@ from espalier_operator.clock import doubled
 from espalier_operator.job.state import LAST_PHASES, End, JobState, Observation, Timing, WorkerStart
 from espalier_operator.job.transitions import MAX_MESSAGE
 from espalier_operator.model import Blame, Ended, JobTerms
-from espalier_operator.model.blames import blaming
+from espalier_operator.model.nodes import blaming
 
 _STOPPED_CODES: Final = (-signal.SIGTERM, ExitCode.STOPPED, -signal.SIGINT, ExitCode.INTERRUPTED)
 _NEEDS_REPORT: Final = (ExitCode.COMPLETE, ExitCode.INVALID, ExitCode.LOSS_NOT_FINITE, *_STOPPED_CODES)

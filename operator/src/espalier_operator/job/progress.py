@@ -24,7 +24,7 @@ from espalier_core.types.report import TrainerPhase
 from espalier_operator.job import ends
 from espalier_operator.job.state import LAST_PHASES, JobState, Observation, Timing
 from espalier_operator.model import Ended, JobTerms
-from espalier_operator.model.blames import trained_on
+from espalier_operator.model.nodes import trained_on
 
 
 class Leader(Enum):

@@ -1,17 +1,55 @@
-"""What the planner reads of a job: its state and the last observation of it, turned into facts."""
+"""A job's state as others read it: the facts of the planner, and the fields of its status, which also make the state.
+
+A part of the status has the fields of a part of the state (`_PARTS`), under the same names but for `_NAMES`; each is
+written and read by its name. Only what the status has in other places stands in `memory_of` and `state_of` themselves.
+Times in the status are RFC 3339 with microseconds.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, Final, TypeVar, get_args
 
+from pydantic import AwareDatetime
+
+from espalier_core.base import Record
 from espalier_core.estimates.goodput import step_times
+from espalier_core.types.allocation import Allocation
 from espalier_core.types.measurements import Measurements
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.report import TrainerPhase
+from espalier_core.types.status import (
+    AvoidedNode,
+    ConditionType,
+    JobStatus,
+    SchedulingStatus,
+    StandingReclaim,
+    StandingStop,
+    TimeBudgetStatus,
+)
 from espalier_operator.job import ends
 from espalier_operator.job.progress import Leader, leader_of
-from espalier_operator.job.state import JobState, Observation, Timing
-from espalier_operator.model import REFUSALS, JobFacts, JobTerms, Promise
+from espalier_operator.job.state import Grant, JobState, Observation, Timing
+from espalier_operator.model import REFUSALS, Blame, Ended, JobFacts, JobTerms, Promise, Reclaim, Stopping
+
+Wall = Callable[[float], datetime]
+"""Turns seconds of the backend's clock into a time of day."""
+R = TypeVar("R", bound=Record)
+
+_PARTS: Final[dict[type[Record], type]] = {
+    SchedulingStatus: JobState,
+    Allocation: Grant,
+    StandingReclaim: Reclaim,
+    StandingStop: Stopping,
+    AvoidedNode: Blame,
+}
+"""By part of the status: the part of the state that it keeps."""
+_WRITTEN_AS: Final = {part: document for document, part in _PARTS.items()}
+_NAMES: Final = {"pod_uids": "incarnations", "avoided_nodes": "blames", "last_time": "at"}
+"""By field of the status: the name of the same in the state, where that is another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,3 +129,96 @@ def promise_of(key: str, state: JobState) -> Promise | None:
     if state.promised_until is None or not state.extra:
         return None
     return Promise(job=key, extra=state.extra, expires_at=state.promised_until)
+
+
+def utc(seconds: float) -> datetime:
+    """Return epoch seconds as a time in UTC."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def memory_of(state: JobState, terms: JobTerms, wall: Wall = utc) -> JobStatus:
+    """Return a status with the state of a job; the conditions state its outcome."""
+    return JobStatus(
+        allocation=allocation_of(state.grant, wall),
+        time_budget=TimeBudgetStatus(
+            used_seconds=state.used_seconds,
+            remaining_seconds=max(0.0, terms.time_budget_seconds - state.used_seconds),
+            gpu_seconds_used=state.gpu_seconds_used,
+        ),
+        restarts=state.restarts,
+        preemptions=state.preemptions,
+        replicas=terms.min_replicas + state.extra if state.admitted_at is not None else 0,
+        scheduling=_document(SchedulingStatus, state, wall),
+    )
+
+
+def state_of(status: JobStatus | None, submitted_at: float | None = None) -> JobState:
+    """Return the state stored in `status`, in epoch seconds; a new state where there is no status yet."""
+    if status is None:
+        return JobState(submitted_at=submitted_at)
+    kept = _part(status.scheduling)
+    uids, workers = kept["incarnations"], len(kept["attempts"])
+    return JobState(
+        **kept | {"incarnations": (*uids, *[""] * (workers - len(uids)))[:workers]},
+        submitted_at=submitted_at,
+        grant=Grant(**_part(status.allocation)),
+        used_seconds=status.time_budget.used_seconds,
+        gpu_seconds_used=status.time_budget.gpu_seconds_used,
+        restarts=status.restarts,
+        preemptions=status.preemptions,
+        outcome=outcome_of(status),
+    )
+
+
+def allocation_of(grant: Grant, wall: Wall = utc) -> Allocation:
+    """Return `grant` in the form that trainers and people read."""
+    return _document(Allocation, grant, wall)
+
+
+def outcome_of(status: JobStatus) -> Ended | None:
+    """Return how the job ended, by its conditions; None where it has not."""
+    end = status.outcome
+    if end is None:
+        return None
+    return Ended(reason=end.reason, failed=end.type is ConditionType.FAILED, message=end.message)
+
+
+@cache
+def _fields_of(kind: type[Record]) -> tuple[tuple[str, str, bool], ...]:
+    """Return the fields that a part of the status has of the state, their names there, and whether each is a time."""
+    known = {field.name for field in fields(_PARTS[kind])}
+    named = ((name, _NAMES.get(name, name), field.annotation) for name, field in kind.model_fields.items())
+    return tuple(
+        (name, own, AwareDatetime in (annotation, *get_args(annotation)))
+        for name, own, annotation in named
+        if own in known
+    )
+
+
+def _document(kind: type[R], part: object, wall: Wall) -> R:
+    """Return a part of the state as that part of the status."""
+
+    def written(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(written, value))
+        document = _WRITTEN_AS.get(type(value))
+        return value if document is None else _document(document, value, wall)
+
+    found = {}
+    for name, own, is_time in _fields_of(kind):
+        value = getattr(part, own)
+        found[name] = value if value is None else wall(value) if is_time else written(value)
+    return kind(**found)
+
+
+def _part(document: Record) -> dict[str, Any]:
+    """Return the fields of the state that a part of the status keeps, by name, with times in epoch seconds."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(read, value))
+        if isinstance(value, datetime):
+            return value.timestamp()
+        return _PARTS[type(value)](**_part(value)) if isinstance(value, Record) else value
+
+    return {own: read(getattr(document, name)) for name, own, _ in _fields_of(type(document))}

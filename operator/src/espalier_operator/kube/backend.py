@@ -40,7 +40,7 @@ from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
 from espalier_operator.model import NOWHERE, Rules, Snapshot
 from espalier_operator.model.actions import Action, Plan
-from espalier_operator.policies.recent_use import RecentUse
+from espalier_operator.policies.memory import RecentUse
 from espalier_operator.policies.view import Share
 
 logger = logging.getLogger(__name__)

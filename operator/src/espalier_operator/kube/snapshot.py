@@ -22,9 +22,8 @@ from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.model import DEFAULT_POLICY, NOWHERE, Blame, Rules, Snapshot, Worker
-from espalier_operator.model.blames import avoided_by_all, trained_on
-from espalier_operator.policies.memory import remembered
-from espalier_operator.policies.recent_use import RecentUse
+from espalier_operator.model.nodes import avoided_by_all, trained_on
+from espalier_operator.policies.memory import RecentUse, remembered
 from espalier_operator.policies.settings import configured
 
 

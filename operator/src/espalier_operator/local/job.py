@@ -19,8 +19,7 @@ from espalier_operator.job import ends, progress, transitions
 from espalier_operator.job.conditions import phase_of
 from espalier_operator.job.progress import Leader
 from espalier_operator.job.state import JobState, Observation, Timing
-from espalier_operator.job.status import Wall, allocation_of, memory_of
-from espalier_operator.job.view import facts_of
+from espalier_operator.job.view import Wall, allocation_of, facts_of, memory_of
 from espalier_operator.local.files import (
     CHECKPOINT_FOLDER,
     JOB_FILE,

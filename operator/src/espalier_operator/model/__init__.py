@@ -5,12 +5,13 @@ of it is a bug report that can be replayed. All times are seconds of one clock, 
 read from: wall-clock seconds on Kubernetes, budget seconds elsewhere.
 """
 
-from espalier_operator.model.blames import Avoided, Blame
 from espalier_operator.model.jobs import REFUSALS, Ended, JobFacts, JobTerms, Reclaim, Stopping, grace_of
 from espalier_operator.model.nodes import (
     HANGING_SECONDS,
     LEAVING_SECONDS,
     NOWHERE,
+    Avoided,
+    Blame,
     NamespaceLimit,
     Node,
     Placement,

@@ -17,9 +17,8 @@ from espalier_core.types.job import (
 from espalier_core.types.measurements import GrowthForecast
 from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_core.types.reasons import Reason
-from espalier_operator.model.blames import Blame
 from espalier_operator.model.constraints import ANYWHERE, Constraints
-from espalier_operator.model.nodes import Node
+from espalier_operator.model.nodes import Blame, Node
 from espalier_operator.model.queues import Claim
 
 REFUSALS: Final = frozenset(

@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Final
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from espalier_core.files.documents import first_fault
-from espalier_operator.model.blames import Avoided
 from espalier_operator.model.constraints import Constraints, Toleration
 from espalier_operator.model.jobs import JobFacts
-from espalier_operator.model.nodes import NamespaceLimit, Node, Placement, Promise, Worker
+from espalier_operator.model.nodes import Avoided, NamespaceLimit, Node, Placement, Promise, Worker
 from espalier_operator.model.queues import Claim, QueueLimits
 
 DEFAULT_POLICY: Final = "fair"

@@ -46,7 +46,7 @@ from espalier_operator.planner.claims import Claims
 from espalier_operator.planner.cycle import OpenJobs, PlanningCycle
 from espalier_operator.planner.lending import Lending
 from espalier_operator.planner.lifecycle import JobLimits, PlanBuilder
-from espalier_operator.planner.worker_index import WorkerIndex
+from espalier_operator.planner.placement import WorkerIndex
 from espalier_operator.policies import Policy
 from espalier_operator.policies.learned import FALLBACK
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.cluster.node_pools import NodePool
+from espalier_operator.cluster.node_index import NodePool
 from espalier_operator.model import JobFacts
 from espalier_operator.model.actions import Admit
 from espalier_operator.model.constraints import Constraints

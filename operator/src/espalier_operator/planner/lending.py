@@ -7,7 +7,7 @@ from collections.abc import Container
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Supply
-from espalier_operator.cluster.node_pools import NodePool
+from espalier_operator.cluster.node_index import NodePool
 from espalier_operator.model import JobFacts, WorkerRole
 from espalier_operator.model.actions import GrantExtra
 from espalier_operator.planner.cycle import PlanningCycle

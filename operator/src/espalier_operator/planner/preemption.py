@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 
 from espalier_operator.cluster.capacity import Supply
-from espalier_operator.cluster.node_pools import NodePool
+from espalier_operator.cluster.node_index import NodePool
 from espalier_operator.model import JobFacts
 from espalier_operator.planner.cycle import PlanningCycle
 

@@ -18,7 +18,7 @@ from functools import cached_property
 
 from espalier_operator.cluster.capacity import Capacity
 from espalier_operator.cluster.headroom import NOTHING, ResourceVector, add, times
-from espalier_operator.cluster.node_pools import NodePool
+from espalier_operator.cluster.node_index import NodePool
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Supply
 from espalier_operator.cluster.headroom import ResourceVector
-from espalier_operator.cluster.node_pools import NodePool
+from espalier_operator.cluster.node_index import NodePool
 from espalier_operator.model import JobFacts
 from espalier_operator.model.actions import Admit
 from espalier_operator.model.constraints import Amounts

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Capacity, Supply, Swap
 from espalier_operator.cluster.headroom import ResourceVector
-from espalier_operator.cluster.node_pools import NodePool
+from espalier_operator.cluster.node_index import NodePool
 from espalier_operator.model import JobFacts, Worker
 from espalier_operator.model.actions import NoticeReclaim
 from espalier_operator.policies.order import LendingOrder

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
-from espalier_operator.cluster.topology import ZONE_LABEL
+from espalier_operator.cluster.node_index import ZONE_LABEL
 from operator_world.history.world import NAMESPACES
 from operator_world.kube_devices import RESOURCE, claiming
 from operator_world.kube_objects import GPU, Raw, template

@@ -10,7 +10,7 @@ from typing import Any
 
 from espalier_core.types.reasons import Reason
 from espalier_core.types.status import ConditionType, JobStatus
-from espalier_operator.job.status import state_of
+from espalier_operator.job.view import state_of
 from operator_world.kube_api import owner_of
 from operator_world.kube_objects import GPU_RESOURCES, Raw
 from operator_world.kube_scheduler import requests_of

@@ -7,7 +7,7 @@ from typing import Final
 
 from espalier_core.k8s.errors import Status
 from espalier_core.types.job import API_VERSION, KIND
-from espalier_operator.cluster.topology import ZONE_LABEL
+from espalier_operator.cluster.node_index import ZONE_LABEL
 from operator_world.history.draws import (
     BUDGETS,
     QUEUE_NAMES,

@@ -14,7 +14,7 @@ from espalier_core.k8s import resources
 from espalier_core.k8s.errors import QUOTA_EXCEEDED, Status
 from espalier_core.k8s.resources import Resource
 from espalier_core.types.job import API_VERSION, KIND
-from espalier_operator.job.status import utc
+from espalier_operator.job.view import utc
 from espalier_operator.kube.client import ApiRefusalError
 from operator_world.history.devices import Devices
 from operator_world.history.seen import Claimant, claimant

@@ -15,7 +15,7 @@ from espalier_core.types.status import JobStatus
 from espalier_operator.job.ends import if_forced
 from espalier_operator.job.progress import Leader, leader_of, turning_points
 from espalier_operator.job.state import JobState, Observation
-from espalier_operator.job.status import state_of, utc
+from espalier_operator.job.view import state_of, utc
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import WorkerRole

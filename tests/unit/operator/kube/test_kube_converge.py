@@ -14,8 +14,8 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.status import JobStatus
 from espalier_operator.job.progress import turning_points
 from espalier_operator.job.state import Grant, JobState, Observation
-from espalier_operator.job.status import utc
 from espalier_operator.job.transitions import after
+from espalier_operator.job.view import utc
 from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import Pod, parse_pod

@@ -13,9 +13,8 @@ from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_operator.job.progress import turning_points
 from espalier_operator.job.state import JobState
-from espalier_operator.job.status import memory_of, state_of
 from espalier_operator.job.transitions import after
-from espalier_operator.job.view import Trouble
+from espalier_operator.job.view import Trouble, memory_of, state_of
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.progress import counted

@@ -22,7 +22,7 @@ from espalier_core.k8s import resources
 from espalier_core.k8s.resources import Listing, Resource, key_of
 from espalier_core.types.report import Metric, TrainerPhase
 from espalier_operator.job.state import Grant, JobState
-from espalier_operator.job.status import memory_of
+from espalier_operator.job.view import memory_of
 from espalier_operator.kube.apply.steps import steps
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.metrics.exporter import OperatorMetrics
@@ -35,7 +35,7 @@ from espalier_operator.kube.watch.store import Store
 from espalier_operator.model import JobFacts, WorkerRole
 from espalier_operator.model.actions import NoticeReclaim
 from espalier_operator.planner import plan
-from espalier_operator.policies.recent_use import RecentUse
+from espalier_operator.policies.memory import RecentUse
 from espalier_operator.policies.settings import configured
 from operator_world.kube_objects import (
     EPOCH,

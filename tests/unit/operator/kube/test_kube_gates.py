@@ -14,7 +14,7 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_core.types.status import ConditionType, JobPhase, JobStatus
 from espalier_operator.job.state import JobState, Observation
-from espalier_operator.job.status import state_of
+from espalier_operator.job.view import state_of
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings

@@ -14,7 +14,7 @@ from espalier_core.files.documents import loads
 from espalier_core.types.allocation import Allocation, AllocationDocument
 from espalier_core.types.job import MAX_NAME_LENGTH
 from espalier_core.types.status import AvoidedNode, JobStatus, SchedulingStatus, TimeBudgetStatus
-from espalier_operator.job.status import utc
+from espalier_operator.job.view import utc
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.objects.nodes import parse_node

@@ -19,8 +19,7 @@ from espalier_core.types.report import Metric
 from espalier_core.types.status import JobStatus
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.state import JobState
-from espalier_operator.job.status import memory_of, utc
-from espalier_operator.job.view import facts_of
+from espalier_operator.job.view import facts_of, memory_of, utc
 from espalier_operator.kube.apply.steps import DeletePod, steps
 from espalier_operator.kube.client import ApiRefusalError, KubeClient
 from espalier_operator.kube.objects.manifests import owned_objects

@@ -15,8 +15,8 @@ from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.status import JobStatus, SchedulingStatus
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.state import Grant, JobState, Timing
-from espalier_operator.job.status import state_of, utc
 from espalier_operator.job.transitions import after
+from espalier_operator.job.view import state_of, utc
 from espalier_operator.model import Ended, JobFacts, JobTerms, Reclaim, Stopping
 from espalier_operator.model.actions import Admit, Fail, Finish, GrantExtra, NoticeReclaim, ReleaseExtra, Requeue
 from espalier_operator.model.jobs import JobRecord

@@ -17,8 +17,7 @@ from espalier_core.types.report import TrainerPhase
 from espalier_core.types.status import ConditionType, JobPhase, parse_status
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.state import Grant, JobState, Observation
-from espalier_operator.job.status import memory_of, utc
-from espalier_operator.job.view import facts_of
+from espalier_operator.job.view import facts_of, memory_of, utc
 from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, steps
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble, seen_by_operator

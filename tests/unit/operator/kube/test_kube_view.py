@@ -10,8 +10,7 @@ import pytest
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_operator.job.state import Grant, JobState, LeaderWatch
-from espalier_operator.job.status import memory_of
-from espalier_operator.job.view import Trouble, promise_of
+from espalier_operator.job.view import Trouble, memory_of, promise_of
 from espalier_operator.kube.apply.steps import CreatePod, DeletePod, steps
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings

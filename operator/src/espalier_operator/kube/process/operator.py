@@ -26,8 +26,7 @@ from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import SchedulerLoop
 from espalier_operator.model import Rules, Snapshot
 from espalier_operator.policies import Policy
-from espalier_operator.policies.memory import PolicyMemory
-from espalier_operator.policies.recent_use import RecentUse
+from espalier_operator.policies.memory import PolicyMemory, RecentUse
 from espalier_operator.policies.settings import configured
 
 FLUSH_SECONDS = 5.0

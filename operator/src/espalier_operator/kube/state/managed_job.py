@@ -15,9 +15,8 @@ from espalier_core.types.status import JobStatus, parse_status
 from espalier_operator.job import progress
 from espalier_operator.job.conditions import Observed, status_of, status_of_invalid
 from espalier_operator.job.state import JobState, Observation
-from espalier_operator.job.status import memory_of, state_of, utc
 from espalier_operator.job.transitions import after
-from espalier_operator.job.view import Trouble, facts_of, held_by, promise_of
+from espalier_operator.job.view import Trouble, facts_of, held_by, memory_of, promise_of, state_of, utc
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import StartTrouble, told
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob

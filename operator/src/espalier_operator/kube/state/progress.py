@@ -12,7 +12,7 @@ from espalier_core.types.program import ProgressSpec
 from espalier_core.types.report import Report
 from espalier_core.types.status import JobStatus
 from espalier_operator.job.state import JobState
-from espalier_operator.job.status import utc
+from espalier_operator.job.view import utc
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.reports import ReportObject, news_of

@@ -1,22 +1,128 @@
-"""Where the workers of jobs are, may be, and will be; and which nodes jobs avoid because workers failed there."""
+"""Where the workers of a plan are, may be and will be, and which pods of others are served.
+
+Served are pods that wait for GPUs, of a limited number of kinds. Each kind costs a look at all groups of nodes, and a
+kind that names nodes makes groups of them. Whoever may create pods could make the planner slow with thousands of kinds.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from operator import attrgetter
+from typing import Final, TypeVar
 
 from espalier_operator.cluster.capacity import Capacity, Supply
 from espalier_operator.cluster.headroom import ResourceVector
-from espalier_operator.cluster.node_pools import NodePool
-from espalier_operator.model import NOWHERE, Blame, JobFacts, Node, Placement, Promise, Snapshot, Worker, WorkerRole
+from espalier_operator.cluster.node_index import NodePool
+from espalier_operator.model import (
+    NOWHERE,
+    Blame,
+    JobFacts,
+    Node,
+    Placement,
+    Promise,
+    Snapshot,
+    Worker,
+    WorkerRole,
+    WorkerState,
+)
 from espalier_operator.model.constraints import Constraints, NodeSelectorRequirement, NodeSelectorTerm
-from espalier_operator.planner.pool import hold_promised
 from espalier_operator.planner.reservations import HeldGpus
-from espalier_operator.planner.worker_index import WorkerIndex
 
+_BASE, _EXTRA, _GATED, _TERMINATING = WorkerRole.BASE, WorkerRole.EXTRA, WorkerState.GATED, WorkerState.TERMINATING
+_JOB: Final = attrgetter("job")
+MOST_KINDS: Final = 100
+"""Pods of further kinds are left to kube-scheduler, which may bind them to free GPUs: none are kept or reclaimed for
+them."""
 N = TypeVar("N")
+
+
+class WorkerIndex:
+    """Who is where. Workers that terminate are on a list of their own."""
+
+    def __init__(self, workers: Collection[Worker]) -> None:
+        self.bound: dict[str | None, dict[int, str]] = defaultdict(dict)
+        """By job: the nodes of its live base workers that are bound to one."""
+        self.gated: dict[str | None, set[int]] = defaultdict(set)
+        """By job: its base workers that want no GPUs yet."""
+        self.extras: dict[str | None, list[Worker]] = defaultdict(list)
+        """By job: its live extra workers."""
+        self.foreign: list[Worker] = []
+        """Pods of others that wait for GPUs."""
+        self.rivals: set[str | None] = set()
+        """Nodes where workers of another Espalier are, or will be."""
+        self.unbound: list[Worker] = []
+        """Workers that wait for the node that was chosen for them."""
+        self.terminating: list[Worker] = []
+        self.holders: set[str | None] = set(map(_JOB, workers))
+        """Jobs that have workers of any kind, and None where others have."""
+        bound, extras = self.bound, self.extras
+        for worker in workers:  # tens of thousands
+            role, node = worker.role, worker.node
+            if worker.state is _TERMINATING:
+                self.terminating.append(worker)
+            elif role is _BASE:
+                if node is not None:
+                    bound[worker.job][worker.index] = node
+                elif worker.state is _GATED:
+                    self.gated[worker.job].add(worker.index)
+                elif worker.pinned_to is not None:
+                    self.unbound.append(worker)
+            elif role is _EXTRA:
+                extras[worker.job].append(worker)
+                if node is None and worker.pinned_to is not None:
+                    self.unbound.append(worker)
+            elif node is None:
+                (self.foreign if worker.pinned_to is None else self.unbound).append(worker)
+            if worker.is_rival:
+                self.rivals.add(node or worker.pinned_to)
+        self.foreign = served(self.foreign)
+
+    def has_lost_base(self, job: str, indexes: Iterable[int]) -> bool:
+        """Return whether base workers of a job have GPUs, and one that has none does not wait for its first."""
+        waits = {worker.index for worker in self.unbound if worker.job == job and worker.role is _BASE}
+        missing = set(indexes) - self.bound[job].keys() - self.gated[job] - waits
+        return bool(self.bound[job] and missing)
+
+    def leaving_times(self) -> Iterator[float]:
+        """Yield the times from which on workers that terminate are counted on, or no more."""
+        for worker in self.terminating:
+            yield from (time for time in worker.leaves_between() if time < math.inf)
+
+    def ending(self, leaving: Collection[str]) -> Counter[str | None]:
+        """Return by node the GPUs of workers that terminate, of those named in `leaving`."""
+        found: Counter[str | None] = Counter()
+        for worker in self.terminating:
+            if worker.name in leaving:
+                found[worker.node] += worker.gpus
+        return found
+
+
+def served(pods: Iterable[Worker], most: int = MOST_KINDS) -> list[Worker]:
+    """Return the `pods` (each waits for GPUs) of at most `most` kinds; all namespaces have equally many of these.
+
+    Pods are of one kind if nothing tells them apart but their name: type of GPU, GPUs and constraints.
+    """
+    pods = list(pods)
+    kinds: dict[str, dict[object, None]] = defaultdict(dict)  # of each namespace, in the order of its pods
+    for pod in pods:
+        kinds[_namespace(pod)][_kind(pod)] = None
+    if sum(map(len, kinds.values())) <= most:
+        return pods
+    ranked = [(rank, namespace, kind) for namespace, found in sorted(kinds.items()) for rank, kind in enumerate(found)]
+    ranked.sort(key=lambda each: each[:2])
+    chosen = {(namespace, kind) for _, namespace, kind in ranked[:most]}
+    return [pod for pod in pods if (_namespace(pod), _kind(pod)) in chosen]
+
+
+def _namespace(pod: Worker) -> str:
+    return pod.name.partition("/")[0]
+
+
+def _kind(pod: Worker) -> object:
+    return pod.gpu_type, pod.gpus, pod.constraints
 
 
 class Avoidance:
@@ -129,7 +235,7 @@ class WorkerPlacer:
         chosen = _less(self._prior.get(job.key, NOWHERE).extra, (worker.node for worker in own))
         preferred = (node_pool for (node_pool,) in self.levels(job, [job.gpu_type or ""]))
         node_pools = [*dict.fromkeys((*preferred, self.node_pool(job)))]
-        promised = hold_promised(self._capacity, job, node_pools, promise, own, kept, now, chosen)
+        promised = _hold_promised(self._capacity, job, node_pools, promise, own, kept, now, chosen)
         self.extra_nodes[job.key] += [worker.node if job.pinned else None for worker in promised]
         own += promised
 
@@ -212,6 +318,53 @@ class WorkerPlacer:
             if placement != NOWHERE:
                 found[key] = placement
         return found
+
+
+def _hold_promised(
+    capacity: Capacity,
+    job: JobFacts,
+    node_pools: Sequence[NodePool],
+    promise: Promise | None,
+    seen: Sequence[Worker],
+    kept: int,
+    now: float,
+    chosen: Sequence[str | None] = (),
+) -> list[Worker]:
+    """Keep GPUs in `capacity` for what `job` was granted and is not bound; return that as workers of where it will be.
+
+    Those are the unbound ones of `seen` (the job's live extra workers), and while `promise` holds those that are not
+    to be seen at all, in the first of `node_pools` that has room; there on the nodes `chosen` for them before if these
+    have room. Workers from index `kept` up are being
+    given back: they are counted until they are gone, and are not in the answer. Where there is no room for one it is
+    left to be bound, or its promise to expire.
+    """
+    bound = {worker.index for worker in seen if worker.node is not None}
+    due = job.extra if promise is not None and now < promise.expires_at else len(seen)
+    unbound = [index for index in range(job.extra) if index not in bound][: max(0, due - len(bound))]
+    promised = []
+    gpus, before = job.terms.gpus_per_worker, [*chosen]
+    for index in unbound:
+        prior, node = before.pop() if before and index < kept else None, None
+        for node_pool in node_pools:
+            if capacity.hold_at(node_pool, prior, gpus) is not Supply.NEVER:
+                node = prior
+            else:
+                node = capacity.hold(node_pool, gpus) if index < kept else capacity.occupy(node_pool, gpus)
+            if node is not None:
+                break
+        if node is not None and index < kept:
+            promised.append(
+                Worker(
+                    name=f"{job.key} extra {index}, promised",
+                    job=job.key,
+                    role=WorkerRole.EXTRA,
+                    index=index,
+                    node=node,
+                    gpus=gpus,
+                    state=WorkerState.PENDING,
+                )
+            )
+    return promised
 
 
 def _less(nodes: Iterable[N], without: Iterable[N]) -> list[N]:

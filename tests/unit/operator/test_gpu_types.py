@@ -20,9 +20,9 @@ from espalier_operator.model.actions import Admit, GrantExtra, Stop
 from espalier_operator.model.constraints import Constraints
 from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
+from espalier_operator.policies.decisions import view_of
 from espalier_operator.policies.leases import LEASE_SECONDS
 from espalier_operator.policies.settings import configured
-from espalier_operator.policies.snapshot_view import view_of
 from espalier_operator.policies.speed_models import MeasuredSpeeds, effects, speed_models_of
 from espalier_operator.policies.view import Candidate, Decision, Share, View
 from operator_world.cluster import Cluster

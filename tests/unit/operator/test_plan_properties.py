@@ -22,10 +22,9 @@ from espalier_operator.model.constraints import ANYWHERE, Constraints, Taint
 from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from espalier_operator.policies import Policy
+from espalier_operator.policies.decisions import LendingOrder, decided
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.gandiva import GandivaPolicy
-from espalier_operator.policies.order import LendingOrder
-from espalier_operator.policies.snapshot_view import decided
 from espalier_operator.policies.tiresias import LasPolicy
 from operator_world.cluster import Cluster
 from operator_world.invariants import check

@@ -22,9 +22,9 @@ from espalier_operator.model.constraints import Amounts, Constraints
 from espalier_operator.planner import plan
 from espalier_operator.planner.starting import FailedPlacements
 from espalier_operator.policies import Policy
+from espalier_operator.policies.decisions import LendingOrder, Rank
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.gandiva import GandivaPolicy
-from espalier_operator.policies.order import LendingOrder, Rank
 from espalier_operator.policies.tiresias import LasPolicy
 from espalier_operator.reclaim.extra_workers import ExtraWorker, ExtraWorkers, ReclaimOrder
 from espalier_operator.reclaim.queue import ReclaimQueue

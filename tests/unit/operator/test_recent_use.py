@@ -13,10 +13,9 @@ from espalier_operator.model import JobFacts, JobTerms, Node, Rules, Snapshot
 from espalier_operator.model.actions import Admit
 from espalier_operator.model.queues import QueueLimits
 from espalier_operator.planner import plan
+from espalier_operator.policies.decisions import LendingOrder, decided
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.memory import SHARES_KEPT, RecentUse
-from espalier_operator.policies.order import LendingOrder
-from espalier_operator.policies.snapshot_view import decided
 
 DAY = 86_400.0
 

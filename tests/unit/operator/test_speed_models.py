@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from espalier_core.base import YEAR_SECONDS
 from espalier_core.estimates.goodput import BatchLimits, StepTime, Throughput, fitted, solved
 from espalier_operator.model import JobFacts, JobTerms, Node, Rules, Snapshot
+from espalier_operator.policies.decisions import decided
 from espalier_operator.policies.marginal import OptimusPolicy
-from espalier_operator.policies.snapshot_view import decided
 from espalier_operator.policies.speed_models import MeasuredSpeedModel, speed_models_of
 
 TRUE = Throughput(

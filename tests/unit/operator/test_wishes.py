@@ -18,7 +18,7 @@ from espalier_operator.loop import SchedulerLoop
 from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.planner import plan
-from espalier_operator.policies.snapshot_view import view_of
+from espalier_operator.policies.decisions import view_of
 from espalier_operator.policies.view import Decision, Share, View
 
 

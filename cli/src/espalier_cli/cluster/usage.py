@@ -15,7 +15,7 @@ from espalier_operator.kube.inspection import KubeSettings
 from espalier_operator.model import Blame, JobFacts, Node, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import Plan
 from espalier_operator.model.constraints import REPELLING
-from espalier_operator.policies.order import LendingOrder
+from espalier_operator.policies.decisions import LendingOrder
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Decision
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 
-from espalier_operator.policies.order import WeightedOrder
+from espalier_operator.policies.decisions import WeightedOrder
 from espalier_operator.policies.view import Share
 
 
@@ -13,7 +13,7 @@ def fill(shares: Iterable[Share], base: Mapping[str, int], gpus: int) -> dict[st
     """Return the workers of each job that has a share, in the order of shares.
 
     Each in turn gets its share, or as much of it as is left, but not fewer than its base workers; then spare GPUs go to
-    the job with the fewest over its weight (as in `espalier_operator.policies.order`).
+    the job with the fewest over its weight (as in `espalier_operator.policies.decisions`).
     """
     workers: dict[str, int] = {}
     spare: list[tuple[tuple[float, float], int, int, Share]] = []

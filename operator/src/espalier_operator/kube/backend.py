@@ -27,8 +27,8 @@ from espalier_operator.kube.apply.queue_statuses import QueueStatuses
 from espalier_operator.kube.apply.workqueue import WorkQueue
 from espalier_operator.kube.apply.writer import JobWriter
 from espalier_operator.kube.audit import AuditLog
+from espalier_operator.kube.metrics.measurements import Signals
 from espalier_operator.kube.metrics.series import LiveJob, live
-from espalier_operator.kube.metrics.signals import Signals
 from espalier_operator.kube.objects.events import StartTrouble
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings

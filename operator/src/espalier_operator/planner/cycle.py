@@ -19,8 +19,7 @@ from espalier_operator.planner.lifecycle import JobLimits, PlanBuilder, ends_by,
 from espalier_operator.planner.placement import Avoidance, WorkerIndex, WorkerPlacer
 from espalier_operator.planner.reservations import HeldGpus, Reservations
 from espalier_operator.policies import Policy
-from espalier_operator.policies.order import LendingOrder
-from espalier_operator.policies.snapshot_view import decided
+from espalier_operator.policies.decisions import LendingOrder, decided
 from espalier_operator.policies.view import Decision
 from espalier_operator.reclaim.queue import ReclaimQueue
 

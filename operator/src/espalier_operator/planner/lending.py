@@ -12,7 +12,7 @@ from espalier_operator.model import JobFacts, WorkerRole
 from espalier_operator.model.actions import GrantExtra
 from espalier_operator.planner.cycle import PlanningCycle
 from espalier_operator.planner.lifecycle import lendable, lendable_at
-from espalier_operator.policies.order import Rank
+from espalier_operator.policies.decisions import Rank
 
 
 class Lending:

@@ -12,7 +12,7 @@ from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_operator.model import REFUSALS, JobFacts, JobTerms, Promise, Rules, Stopping
 from espalier_operator.model.actions import Action, Fail, Finish, NoticeReclaim, Refusal, ReleaseExtra, Requeue, Stop
 from espalier_operator.model.queues import QueueUsage
-from espalier_operator.policies.order import LendingOrder
+from espalier_operator.policies.decisions import LendingOrder
 
 RESUMED_LATER: Final = frozenset(
     (Reason.SUSPENDED, Reason.QUOTA_RECLAIMED, Reason.PREEMPTED_BY_POLICY, Reason.NODE_DEPARTING)

@@ -22,8 +22,8 @@ from pydantic import TypeAdapter, ValidationError
 from espalier_core.files.documents import first_fault
 from espalier_operator.model import Snapshot
 from espalier_operator.policies import Policy
+from espalier_operator.policies.decisions import view_of
 from espalier_operator.policies.learned import LearnedPolicy, PolicyAnswer, PolicyFileError, answered, unanswered
-from espalier_operator.policies.snapshot_view import view_of
 from espalier_operator.policies.view import Candidate, ExpectedGrowth, SpeedModel, View
 
 QUESTION_VERSION: Final = 2

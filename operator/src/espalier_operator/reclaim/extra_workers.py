@@ -15,7 +15,7 @@ from espalier_operator.cluster.headroom import NOTHING, ResourceVector
 from espalier_operator.cluster.ledger import Transaction
 from espalier_operator.model import JobFacts, Worker
 from espalier_operator.model.actions import NoticeReclaim
-from espalier_operator.policies.order import LendingOrder, Rank
+from espalier_operator.policies.decisions import LendingOrder, Rank
 
 
 class ExtraWorker(NamedTuple):

@@ -11,7 +11,7 @@ from espalier_operator.cluster.headroom import ResourceVector
 from espalier_operator.cluster.node_index import NodePool
 from espalier_operator.model import JobFacts, Worker
 from espalier_operator.model.actions import NoticeReclaim
-from espalier_operator.policies.order import LendingOrder
+from espalier_operator.policies.decisions import LendingOrder
 from espalier_operator.reclaim.extra_workers import (
     ExtraWorker,
     ExtraWorkers,

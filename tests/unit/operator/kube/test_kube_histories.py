@@ -28,7 +28,7 @@ from espalier_operator.kube.objects import nodes as kube_nodes
 from espalier_operator.kube.objects import pods
 from espalier_operator.kube.state import managed_job, workers
 from espalier_operator.kube.state.workers import foreign_worker
-from espalier_operator.kube.watch import by_job, store
+from espalier_operator.kube.watch import jobs, store
 from espalier_operator.kube.watch.devices import ClaimedDevices
 from espalier_operator.kube.watch.jobs import JobInputs
 from espalier_operator.model import JobFacts, Node
@@ -144,7 +144,7 @@ def test_pods_of_others_that_fit_nowhere_break_clause_3_if_they_are_served(monke
         found = right(replace(pod, wants_gpus=True))
         return None if found is None else replace(found, constraints=ANYWHERE, gpu_type=None)
 
-    monkeypatch.setattr(by_job, "foreign_worker", wrong)
+    monkeypatch.setattr(jobs, "foreign_worker", wrong)
     breaks(3, first=10)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from espalier_operator.kube.objects.limits import largest, parse_limit_range, with_defaults
-from espalier_operator.kube.objects.requirements import requests_of
+from espalier_operator.kube.objects.nodes import requests_of
 from operator_world.kube_objects import GPU
 
 DEFAULTS = {"cpu": "2", "memory": "1Gi"}

@@ -13,9 +13,8 @@ from espalier_core.metrics import FAMILIES, Exporter
 from espalier_core.types.reasons import Reason
 from espalier_core.types.status import JobStatus, SchedulingStatus, TimeBudgetStatus
 from espalier_operator.kube.metrics.exporter import KEPT_SECONDS, MOST_REMEMBERED, REMEMBERED_SECONDS, OperatorMetrics
-from espalier_operator.kube.metrics.measurements import Owner, measurements
+from espalier_operator.kube.metrics.measurements import Owner, Signals, measurements
 from espalier_operator.kube.metrics.series import LiveJob
-from espalier_operator.kube.metrics.signals import Signals
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import Admit, GrantExtra, Plan
 

@@ -17,9 +17,8 @@ from espalier_core.types.status import AvoidedNode, JobStatus, SchedulingStatus,
 from espalier_operator.job.view import utc
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
-from espalier_operator.kube.objects.nodes import parse_node
+from espalier_operator.kube.objects.nodes import constraints_of, parse_node
 from espalier_operator.kube.objects.pod_status import trainer_of
-from espalier_operator.kube.objects.requirements import constraints_of
 from espalier_operator.kube.objects.worker_pod import DEFAULT_CONTAINER, STAYS, worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import WorkerRole

@@ -19,10 +19,9 @@ from espalier_operator.kube import reading
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
 from espalier_operator.kube.objects.names import JobRef
-from espalier_operator.kube.objects.nodes import parse_node
+from espalier_operator.kube.objects.nodes import constraints_of, parse_node, request_of, requests_of
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.objects.queues import parse_queue_object
-from espalier_operator.kube.objects.requirements import constraints_of, request_of, requests_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.model import Node, WorkerRole

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from espalier_core.types.allocation import SignalTrace
-from espalier_operator.kube.metrics.signals import Signals, exporter_to, tracer_into
+from espalier_operator.kube.metrics.measurements import Signals, exporter_to, tracer_into
 from otlp import collecting
 
 

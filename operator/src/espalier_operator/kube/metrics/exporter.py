@@ -13,9 +13,8 @@ from prometheus_client.registry import Collector
 
 from espalier_core.metrics import Exporter, Metrics, MetricType, family
 from espalier_core.types.report import MAX_METRICS, MAX_PROBABILITIES
-from espalier_operator.kube.metrics.measurements import Measurement, Owner
+from espalier_operator.kube.metrics.measurements import Measurement, Owner, Signals
 from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, Series, label_values, series_of
-from espalier_operator.kube.metrics.signals import Signals
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import Plan
 from espalier_operator.policies.remote import QuestionOutcome

@@ -15,8 +15,8 @@ from espalier_operator.kube.objects import nodes, template
 from espalier_operator.kube.objects.devices import DeviceRequest, claimed_by_job, with_claimed
 from espalier_operator.kube.objects.limits import Defaults, scopes_of, with_defaults
 from espalier_operator.kube.objects.names import JobRef
-from espalier_operator.kube.objects.requirements import Terms as VolumeTerms
-from espalier_operator.kube.objects.requirements import claims_of, constraints_of, request_of, resource_of
+from espalier_operator.kube.objects.nodes import Terms as VolumeTerms
+from espalier_operator.kube.objects.nodes import claims_of, constraints_of, request_of, resource_of
 from espalier_operator.kube.reading import is_deeper, mapping, text, time, whole
 from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
 from espalier_operator.model import JobTerms, grace_of

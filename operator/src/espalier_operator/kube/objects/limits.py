@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from espalier_core.k8s.resources import Raw
-from espalier_operator.kube.objects.requirements import amount_of
+from espalier_operator.kube.objects.nodes import amount_of
 from espalier_operator.kube.reading import entries, mapping, text
 from espalier_operator.kube.settings import DEVICE_CLASS
 from espalier_operator.model import NamespaceLimit

@@ -13,8 +13,7 @@ from espalier_core.types.job import ALLOCATION_ANNOTATION
 from espalier_operator.kube.objects import names, nodes
 from espalier_operator.kube.objects.devices import extended_for, generated_for, with_claimed
 from espalier_operator.kube.objects.names import JobRef, owner_of
-from espalier_operator.kube.objects.pod_status import PodStatus, barred_nodes, read_status, trainer_of, wants_gpus
-from espalier_operator.kube.objects.requirements import (
+from espalier_operator.kube.objects.nodes import (
     DEFAULT_PATIENCE,
     constraints_of,
     patience_of,
@@ -22,6 +21,7 @@ from espalier_operator.kube.objects.requirements import (
     requests_of,
     resource_of,
 )
+from espalier_operator.kube.objects.pod_status import PodStatus, barred_nodes, read_status, trainer_of, wants_gpus
 from espalier_operator.kube.objects.template import required_node
 from espalier_operator.kube.reading import entries, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings

@@ -25,7 +25,7 @@ from espalier_core.metrics import CONTENT_TYPE
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.client import AccessError, KubeClient, api_access
 from espalier_operator.kube.metrics.exporter import OperatorMetrics
-from espalier_operator.kube.metrics.signals import TracesError, exporter_to
+from espalier_operator.kube.metrics.measurements import TracesError, exporter_to
 from espalier_operator.kube.objects.names import POLICY_MEMORY, RECENT_USE, lease_name
 from espalier_operator.kube.posts import Posts
 from espalier_operator.kube.process.health import Address, Heartbeats, serve_health, serve_posts

@@ -19,10 +19,9 @@ from espalier_operator.kube.objects.pods import Load, Pod, concerns_gpus, parse_
 from espalier_operator.kube.objects.queues import QueueObject, parse_queue_object
 from espalier_operator.kube.reading import mapping
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.watch.by_job import LastReports, PodIndex
 from espalier_operator.kube.watch.devices import ClaimedDevices, Devices
 from espalier_operator.kube.watch.indexer import Indexer
-from espalier_operator.kube.watch.jobs import JobInputs, JobObject
+from espalier_operator.kube.watch.jobs import JobInputs, JobObject, LastReports, PodIndex
 from espalier_operator.kube.watch.nodes import NodeHealth, NodeUsage, UnreachablePods
 from espalier_operator.model import NamespaceLimit, Node
 

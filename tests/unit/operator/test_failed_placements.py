@@ -41,6 +41,6 @@ def test_a_gang_with_fewer_workers_that_request_more_is_distinguished() -> None:
 def test_hope_is_for_gangs_that_were_not_tried() -> None:
     failed_placements, first = FailedPlacements(), attempt(4, 100)
     failed_placements.add(first, Reason.NO_FREE_GPU)
-    failed_placements.hope()
+    failed_placements.expire()
     assert not failed_placements.is_hopeless(attempt(5, 100))
     assert failed_placements.reason(first) is Reason.NO_FREE_GPU

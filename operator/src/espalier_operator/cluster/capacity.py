@@ -88,7 +88,7 @@ class Capacity(NodeLedger):
         """
         for supply, free_index, now in ((Supply.NOW, self._offers, -1), (Supply.LATER, self._hopes, 0)):
             if self._place(free_index, node_pool, gpus, now=now, later=-1, workers=workers) is not None:
-                return supply, self._log[-1][1][-1]
+                return supply, self._log[-1][-1]
         return None
 
     def hold(self, node_pool: NodePool, gpus: int) -> str | None:
@@ -120,7 +120,7 @@ class Capacity(NodeLedger):
         """
         now, later, group = self._now, self._later, self._group
         members, requests = node_pool.members, node_pool.requests
-        headroom, add, revert = self._headroom, self._log.append, NodeLedger._revert
+        headroom, add, number = self._headroom, self._log.append, self._number
         known = {} if headroom is None else headroom.known
 
         def swap(node: str, given: Amounts) -> bool | None:
@@ -132,9 +132,9 @@ class Capacity(NodeLedger):
                 if given != requests:
                     for each, more, placed in ((given, 1, 0), (requests, -1, 1)):
                         headroom.change(node, each, 0, more)
-                        add((revert, (self, node, gpus, each, 0, more, placed)))
+                        add((number, node, gpus, each, 0, more, placed))
                     return False
-            add((revert, (self, node, gpus, requests, 0, 0, 1)))
+            add((number, node, gpus, requests, 0, 0, 1))
             return True
 
         return swap
@@ -146,7 +146,7 @@ class Capacity(NodeLedger):
         Nothing is left of what is given back. It must be known that the worker fits later.
         """
         if self._later[node] == 0 and self._now[node] < gpus:  # not indexed before or after
-            self._log.append((NodeLedger._revert, (self, node, gpus, node_pool.requests, 0, 0, 1)))
+            self._log.append((self._number, node, gpus, node_pool.requests, 0, 0, 1))
             return Supply.LATER
         self.expect(node, gpus, requests)
         return self.hold_at(node_pool, node, gpus)
@@ -219,7 +219,7 @@ class Capacity(NodeLedger):
             if self._place(free_index, node_pool, gpus, now=-1, later=-1, workers=workers) is None:
                 self.transaction.undo(mark)
                 return False
-            workers -= self._log[-1][1][-1]
+            workers -= self._log[-1][-1]
         return True
 
     def _place(

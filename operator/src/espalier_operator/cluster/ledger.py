@@ -33,8 +33,14 @@ class Transaction:
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self.log: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        """By change: what undoes it, and the arguments of that. A plan may write tens of thousands."""
+        self.log: list[tuple[Any, ...]] = []
+        """By change: the number of what undoes it, and the arguments of that. A plan may write tens of thousands."""
+        self._undoing: list[Callable[..., None]] = []
+
+    def undone_by(self, undo: Callable[..., None]) -> int:
+        """Return the number of `undo`, with which changes that it undoes are to be written to the log."""
+        self._undoing.append(undo)
+        return len(self._undoing) - 1
 
     def mark(self) -> int:
         """Return a point to which `undo` can return."""
@@ -43,8 +49,13 @@ class Transaction:
     def undo(self, mark: int) -> None:
         """Undo everything since `mark`."""
         while len(self.log) > mark:
-            undo, given = self.log.pop()
-            undo(*given)
+            change = self.log.pop()
+            self._undoing[change[0]](*change[1:])
+
+    def end(self) -> None:
+        """Keep what was done, and forget everything."""
+        self.log.clear()
+        self._undoing.clear()
 
     @contextmanager
     def trial(self) -> Iterator[None]:
@@ -117,7 +128,7 @@ class NodeLedger:
         self._offers, self._hopes = FreeGpuIndex(), FreeGpuIndex()
         self._racks = Racks(node_index.racks) if node_index.racks else None
         self.transaction = transaction or Transaction()
-        self._log = self.transaction.log
+        self._log, self._number = self.transaction.log, self.transaction.undone_by(self._revert)
         for name, later in self._later.items():
             if later > 0:  # most nodes of a cluster are full, and have no place in any bucket
                 self._enter(name)
@@ -189,8 +200,7 @@ class NodeLedger:
 
     def placed_since(self, mark: int) -> list[str]:
         """Return the nodes of the workers that were placed since `mark`, in their order."""
-        revert = NodeLedger._revert
-        placed = ((change[1], change[-1]) for undo, change in self._log[mark:] if undo is revert)
+        placed = ((change[1], change[-1]) for change in self._log[mark:] if change[0] == self._number)
         return [node for node, workers in placed for _ in range(workers)]
 
     def _room_now(self, node: str, requests: Amounts) -> int:
@@ -203,7 +213,7 @@ class NodeLedger:
 
     def _change(self, node: str, gpus: int, requests: Amounts, *, now: int, later: int, placed: int = 0) -> None:
         self._add(node, gpus, requests, now, later)
-        self._log.append((NodeLedger._revert, (self, node, gpus, requests, now, later, placed)))
+        self._log.append((self._number, node, gpus, requests, now, later, placed))
 
     def _revert(self, node: str, gpus: int, requests: Amounts, now: int, later: int, placed: int) -> None:
         """Undo a change of what `node` has by this number of workers, of which `placed` are new there."""

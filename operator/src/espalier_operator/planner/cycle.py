@@ -227,7 +227,7 @@ class PlanningCycle:
             wake_at=self.record.wake_at,
             policy_memory=self.decision.memory,
         )
-        self.transaction.log.clear()
+        self.transaction.end()
         self.__dict__.clear()
         return planned
 

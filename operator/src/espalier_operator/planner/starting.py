@@ -126,7 +126,7 @@ class Starting:
             started = self._start_beside_others(job, node_pools, ends_by(job, self._cycle.now, self._cycle.rules))
         if not isinstance(started, Reason):
             if reserved is not None:
-                self._failed_placements.hope()
+                self._failed_placements.expire()
                 self._cycle.reservations.cancel(reserved)
                 del self._reserved[job.key]
             if started is not None:
@@ -202,7 +202,7 @@ class Starting:
         room = self._preemptor.make_room(job, node_pools, self._cycle.reservations.relied_on(until))
         if room is None:
             return False
-        self._failed_placements.hope()
+        self._failed_placements.expire()
         node_pool, yielding = room
         taken = self._held(job, node_pool, mark)
         self._cycle.reservations.replace(map(self._cycle.places.base_holding, yielding), until, taken)
@@ -227,7 +227,7 @@ class Starting:
 
 class FailedPlacements:
     """The attempts that were in vain. A start takes GPUs from those after it, and a reclaim brings no more than was
-    counted, so they stay so; except where jobs yield, or a reservation is given up (`hope`).
+    counted, so they stay so; except where jobs yield, or a reservation is given up (`expire`).
     """
 
     def __init__(self) -> None:
@@ -256,8 +256,8 @@ class FailedPlacements:
         if not self.is_hopeless(attempt):
             self._smallest[_place(attempt)].append((node_pool.requests, workers))
 
-    def hope(self) -> None:
-        """Take note that there may be more GPUs for others than were counted."""
+    def expire(self) -> None:
+        """Record that there may be more GPUs for other gangs than were counted."""
         self._smallest.clear()
 
 

@@ -180,7 +180,7 @@ class ReclaimRequests:
 
     def __init__(self, now: float, transaction: Transaction) -> None:
         """Ask for nothing; changes are written to `transaction`."""
-        self._now, self._log = now, transaction.log
+        self._now, self._log, self._number = now, transaction.log, transaction.undone_by(self._restore)
         self.made: dict[str, ReclaimRequest] = {}
         """By job."""
 
@@ -209,10 +209,10 @@ class ReclaimRequests:
             deadline = min(deadline, max(by, self._now))
         made = self.made.get(job.key)
         if made is None:
-            self._log.append((ReclaimRequests._restore, (self, job.key, None, deadline)))
+            self._log.append((self._number, job.key, None, deadline))
             self.made[job.key] = ReclaimRequest(job, min(job.extra, index), deadline, reason)
             return
-        self._log.append((ReclaimRequests._restore, (self, job.key, made.extra, made.deadline)))
+        self._log.append((self._number, job.key, made.extra, made.deadline))
         if index < made.extra:
             made.extra = index
         if deadline < made.deadline:
@@ -220,7 +220,7 @@ class ReclaimRequests:
 
     def ask_more(self, made: ReclaimRequest, extra_worker: ExtraWorker) -> None:
         """Do what `ask` does where the job is asked already, and keeps this one; at the deadline that stands."""
-        self._log.append((ReclaimRequests._restore, (self, made.job.key, made.extra, made.deadline)))
+        self._log.append((self._number, made.job.key, made.extra, made.deadline))
         made.extra = extra_worker.worker.index
 
     def notices(self) -> list[NoticeReclaim]:

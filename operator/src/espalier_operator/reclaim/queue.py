@@ -44,6 +44,7 @@ class ReclaimQueue:
         What they give back is counted in `capacity`, and all that is asked is written to its transaction.
         """
         self._capacity, self._log = capacity, capacity.transaction.log
+        self._number = capacity.transaction.undone_by(ReclaimOrder.rewind)
         self._futile: set[tuple[NodePool, int]] = set()
         """(Node pool, GPUs) for which a wish found nothing that it may take; nor will one that comes later."""
         self.surplus = 0
@@ -155,7 +156,7 @@ class ReclaimQueue:
         first, mark = line.first, len(self._log)
         found = self._cover_from(line, node_pool, gpus, workers, may_take, spared)
         if len(self._log) > mark:
-            self._log.append((ReclaimOrder.rewind, (line, first)))
+            self._log.append((self._number, line, first))
         return found
 
     def _cover_from(

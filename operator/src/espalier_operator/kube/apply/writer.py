@@ -55,10 +55,15 @@ class JobWriter:
         self._client, self._store, self._settings, self._clock = client, store, settings, clock
 
     async def flush(self, job: ManagedJob) -> None:
-        """Write what is due for `job` and take its steps; failures are retried with increasing delays."""
+        """Reconcile a job: write what is due of its status, and do what follows from that.
+
+        Failures are retried with increasing delays.
+        """
         due, now = job.take_due(), self._clock.now()
         status = job.status(now)
         state, pods, placement, before = job.state, job.pods, job.placement, job.written
+
+        # 1. Write the status: an operator that starts continues from it. Without that, nothing else is done.
         news: tuple[EventObject, ...] = ()
         if job.must_write(status, due, now):
             try:
@@ -74,15 +79,22 @@ class JobWriter:
                 return
             job.writing.succeeded()
             news = events(before, status)
+
         if job.job is not None and not job.doing.holds(now):
+            # 2. Tell the leader of its allocation, end pods, remove what is over.
             due_steps = steps(job.job, state, pods, placement, status, now, self._settings)
             await self._attempt(job, job.doing, self._change(job, due_steps))
+
+            # 3. Make the pods that are missing, and the objects that they need.
             creations = [step for step in due_steps if isinstance(step, CreatePod)]
             if (creations or job.lacks_report) and not job.making.holds(now):
                 await self._attempt(job, job.making, self._make(job, creations))
-        await self._post(job, news)  # after the steps: no worker waits for what is for people
+
+        # 4. Post Events. No worker waits for what is for people.
+        await self._post(job, news)
         await self._complain(job)
-        # As of when it was looked at, not of now: what came due while this was written is to be seen to as well.
+
+        # 5. Set when it is due next, as of when it was looked at: what came due meanwhile is to be seen to as well.
         job.plan_ahead(status, now)
 
     async def end_pods(self, pods: Iterable[Pod]) -> None:

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,12 +26,13 @@ from bench.command import Option
 from bench.printing import Parts, Table, progress
 from bench.rewritten.nets import Case, Sizes, case_of
 from bench.statistics import interval
-from espalier_core.files.documents import json_lines
+from espalier_core.base import Record
 from espalier_lab.rewriting.engine import OperatorCosts, SearchResult
 from espalier_lab.rewriting.engine.search import SEARCHES, at_random
 from espalier_lab.rewriting.learned import RewriteLearnerSettings, learn, walks
 from espalier_lab.rewriting.learned.environment import RewritesEnvironment
 from espalier_lab.rewriting.learned.families import FAMILIES, member
+from espalier_lab.run_store import RunFile
 
 NETS: Final = ("handwritten", "repvgg-like", "squeezenet", "resnet50", "inception")
 TABLE: Final = Option(None, "folder of the table of costs, for several benchmarks (default: --work-dir)", type=Path)
@@ -57,8 +56,7 @@ FILLED: Final = 40
 """Graphs of random walks of each member, which fill the table of costs before learning begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Record):
     """What one way found on one net: costs over that of the cheapest graph of beam."""
 
     net: str
@@ -92,7 +90,9 @@ class Reference:
         best = self.beam.best[0][0]
         cost = found.best[0][0]
         gain = math.log(found.start / cost) / math.log(found.start / best) if best < found.start else 1.0
-        return Run(self.case.name, how, seed, found.evaluations, cost / best, gain, **more)  # type: ignore[arg-type]
+        return Run(
+            net=self.case.name, how=how, seed=seed, evaluations=found.evaluations, cost=cost / best, gain=gain, **more
+        )  # type: ignore[arg-type]
 
     def baselines(self, evaluations: int) -> list[Run]:
         """Return what searches find with as many evaluations."""
@@ -117,8 +117,9 @@ class Reference:
 
 def run(options: argparse.Namespace) -> Parts:
     """Learn, judge, and give the table."""
-    options.table, file = options.table or options.work_dir, options.work_dir / "runs.jsonl"
-    done = read(file)
+    options.table = options.table or options.work_dir
+    kept = RunFile(options.work_dir / "runs.jsonl", Run, lambda run: (run.net, run.how, run.seed))
+    done = list(kept)
     for name in options.nets:
         reference = Reference(name, options)
         cut = " (cut off)" if reference.beam.evaluations >= BEAM else ""
@@ -126,17 +127,16 @@ def run(options: argparse.Namespace) -> Parts:
         progress(f"{name}: beam costs {reference.beam.evaluations} graphs{cut}, {start:.2f} -> {best:.2f} ms")
         for how in options.how:
             for seed in range(options.seeds):
-                if not any((one.net, one.how, one.seed) == (name, how, seed) for one in done):
+                if (name, how, seed) not in kept:
                     done.append(learnt(reference, how, seed, options))
-                    with file.open("a", encoding="utf-8") as lines:
-                        lines.write(json.dumps(asdict(done[-1])) + "\n")
+                    kept.add(done[-1])
                     progress(f"  {how}, seed {seed}: {done[-1]}")
         done += reference.baselines(reference.tenth)
         done.append(reference.run("beam, whole", 0, reference.beam))
     head = ["net, how", "seeds", "graphs costed", "cost", "worst", "gain", "measured", "quartiles"]
     head += ["learnt from", "CPU s"]
-    kept = [one for one in done if one.net in options.nets]
-    yield Table("Beside the cheapest graph that beam finds", head, rows(kept))
+    shown = [one for one in done if one.net in options.nets]
+    yield Table("Beside the cheapest graph that beam finds", head, rows(shown))
 
 
 def learnt(reference: Reference, how: str, seed: int, options: argparse.Namespace) -> Run:
@@ -196,8 +196,3 @@ def rows(done: Sequence[Run]) -> list[list[str]]:
             f"{statistics.fmean(one.seconds for one in runs):.0f}" if taken else "-",
         ])  # fmt: skip
     return cells
-
-
-def read(path: Path) -> list[Run]:
-    found = [json.loads(line) for line in json_lines(path.read_text(encoding="utf-8"))] if path.exists() else []
-    return [Run(**one | {"quartiles": tuple(one["quartiles"])}) for one in found]

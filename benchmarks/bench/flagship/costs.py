@@ -9,6 +9,7 @@ from typing import Final
 from bench.flagship.results import Head
 from bench.flagship.subject import LARGE, SMALL, StepCost, Subject
 from bench.flagship.training import Bench
+from espalier_lab.run_store import head_of
 
 _STEPS: Final = (100, 400)
 """Of two runs: what differs between their durations are steps, as they begin and end alike."""
@@ -29,7 +30,6 @@ def measured(subject: Subject) -> StepCost:
 
 def with_cost(subject: Subject, runs: Path | None) -> Subject:
     """Return the subject with the costs that the file of runs begins with; measured where there is none."""
-    if runs is not None and runs.exists():
-        head = Head.model_validate_json(runs.read_text(encoding="utf-8").partition("\n")[0])
+    if (head := head_of(runs, Head)) is not None:
         return replace(subject, cost=StepCost(head.base, head.block))
     return replace(subject, cost=measured(subject))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -11,7 +10,7 @@ from typing import Final
 from bench.flagship.subject import CONTROLS, DECIDED, FIXED, GROWN, Arm, Cell, Run, Subject
 from bench.statistics import Paired, paired
 from espalier_core.base import Record
-from espalier_core.files.documents import json_lines
+from espalier_lab.run_store import RunFile
 
 LADDER: Final = (0.00025, 0.0004, 0.0006, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016)
 """Learning rates that are tried."""
@@ -31,50 +30,17 @@ class Head(Record):
     """And more for each block."""
 
 
-class Results:
+class Results(RunFile[Cell, Run]):
     """All runs that are done."""
 
     def __init__(self, head: Head, path: Path | None, rates: Mapping[Arm, float] | None = None) -> None:
-        """Read the file; begin it where it is not there. Raises `ValueError` where it is of another job.
+        """Read the file; begin it where it is not there. Raises `RunStoreError` where it is of another job.
 
         `rates` are the learning rates of the fixed nets, where they are known; the best of each other one is looked
         for first.
         """
-        self.head, self._path, self._rates = head, path, rates or {}
-        self._runs: dict[Cell, Run] = {}
-        if path is None:
-            return
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(head.model_dump_json() + "\n", encoding="utf-8")
-            return
-        first, *lines = json_lines(path.read_text(encoding="utf-8"))
-        if Head.model_validate_json(first) != head:
-            raise ValueError(f"{path} holds runs of another job, other moments or costs; name another file")
-        for line in lines:
-            run = Run.model_validate_json(line)
-            self._runs[run.cell] = run
-
-    def __iter__(self) -> Iterator[Run]:
-        """Go through them."""
-        return iter(self._runs.values())
-
-    def __contains__(self, cell: Cell) -> bool:
-        """Return whether this run is done."""
-        return cell in self._runs
-
-    def of(self, cell: Cell) -> Run:
-        """Return a run that is done."""
-        return self._runs[cell]
-
-    def add(self, run: Run) -> None:
-        """Keep one more, on the disk too."""
-        self._runs[run.cell] = run
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(run.model_dump_json() + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+        super().__init__(path, Run, lambda run: run.cell, head)
+        self.head, self._rates = head, rates or {}
 
     def rate(self, budget: float, arm: Arm) -> float | None:
         """Return the learning rate of an arm: the best of its tries; of an arm that grows, that of the small net.
@@ -183,7 +149,7 @@ def make(
 def _made(results: Results, run: Callable[[Cell], Run], cell: Cell, done: Callable[[Run], None]) -> None:
     if cell not in results:
         results.add(run(cell))
-        done(results.of(cell))
+        done(results[cell])
 
 
 def head_of(subject: Subject, moments: Sequence[float]) -> Head:

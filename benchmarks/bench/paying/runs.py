@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 from bench.paying.arms import Arm, Costs
 from bench.statistics import Paired, error_bars, mean_and_deviation, paired
 from espalier_core.base import Record
-from espalier_core.files.documents import json_lines
+from espalier_lab.run_store import RunFile, head_of
 
 COLORS: Final = {
     Arm.ALONE: "#757575",
@@ -61,40 +60,17 @@ class Head(Record):
     costs: Costs
 
 
-class Runs:
-    """All that are done, kept in a file of JSON lines, the head first."""
+Key = tuple[Arm, float | None, int]
+"""The arm, when its GPU came, the seed."""
+
+
+class Runs(RunFile[Key, Run]):
+    """All that are done."""
 
     def __init__(self, head: Head, path: Path | None) -> None:
-        """Read what the file holds; begin it where it is not there. Raises `ValueError` where it is of another job."""
-        self.head, self._path = head, path
-        self._runs: dict[tuple[Arm, float | None, int], Run] = {}
-        if path is None:
-            return
-        if not path.exists():
-            path.write_text(head.model_dump_json() + "\n", encoding="utf-8")
-            return
-        first, *lines = json_lines(path.read_text(encoding="utf-8"))
-        if Head.model_validate_json(first) != head:
-            raise ValueError(f"{path} holds runs of another job, timeline or cost; name another file")
-        for line in lines:
-            self._put(Run.model_validate_json(line))
-
-    def __iter__(self) -> Iterator[Run]:
-        """Go through them."""
-        return iter(self._runs.values())
-
-    def missing(self, wanted: Iterable[tuple[Arm, float | None, int]]) -> list[tuple[Arm, float | None, int]]:
-        """Return what of `wanted` is not done yet."""
-        return [each for each in wanted if each not in self._runs]
-
-    def add(self, run: Run) -> None:
-        """Keep one more, on the disk too."""
-        self._put(run)
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(run.model_dump_json() + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+        """Read the file; begin it where it is not there. Raises `RunStoreError` where it is of another job."""
+        super().__init__(path, Run, lambda run: (run.arm, run.come, run.seed), head)
+        self.head = head
 
     def accuracy(self, arm: Arm, come: float) -> dict[int, float]:
         """Return the accuracies of an arm by seed, under the timeline that begins at `come`."""
@@ -106,16 +82,11 @@ class Runs:
         mine, theirs = self.accuracy(arm, come), self.accuracy(other, come)
         return paired([mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())])
 
-    def _put(self, run: Run) -> None:
-        self._runs[run.arm, run.come, run.seed] = run
-
 
 def kept_costs(path: Path | None) -> Costs | None:
     """Return the costs that a file of runs was begun with, None where there is none."""
-    if path is None or not path.exists():
-        return None
-    with path.open(encoding="utf-8") as file:
-        return Head.model_validate_json(file.readline()).costs
+    head = head_of(path, Head)
+    return None if head is None else head.costs
 
 
 def lines(runs: Runs, shares: Sequence[float]) -> Iterator[str]:

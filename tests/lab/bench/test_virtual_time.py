@@ -59,7 +59,9 @@ def test_runs_are_kept_and_gone_on_with(tmp_path: Path) -> None:
     assert kept_costs(path) == COSTS
     assert again.missing([(Arm.ALONE, None, 0), (Arm.ALONE, None, 1)]) == [(Arm.ALONE, None, 1)]
     assert again.difference(Arm.AGENT, Arm.ALONE, 0.35).mean == pytest.approx(0.1)
-    with pytest.raises(ValueError, match=r"runs\.jsonl holds runs of another job, timeline or cost; name another file"):
+    with pytest.raises(
+        ValueError, match=r"runs\.jsonl: holds other runs; name another file \(length: 0.3 there, 0.5 here\)"
+    ):
         Runs(HEAD.model_copy(update={"length": 0.5}), path)
 
 

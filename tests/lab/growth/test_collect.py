@@ -23,8 +23,9 @@ from espalier_core.validation.reading import load_job
 from espalier_lab.growth.collect.assemble import assemble
 from espalier_lab.growth.collect.collecting import collect, set_up
 from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose, runs_for
-from espalier_lab.growth.collect.state import StateError, WorkFolder
+from espalier_lab.growth.collect.state import WorkFolder
 from espalier_lab.growth.collect.training import CollectError, Collection, Time, train
+from espalier_lab.run_store import RunStoreError
 from espalier_lab.virtual_run import deepened_from_scratch
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
@@ -274,14 +275,14 @@ def test_a_folder_of_another_collection_is_refused_with_what_differs(tmp_path: P
     work = WorkFolder(tmp_path)
     work.begin(setting(job_with()))
     work.begin(setting(job_with()))
-    with pytest.raises(StateError, match=r"start_at_s: 0.05 there, 0.1 here\)"):
+    with pytest.raises(RunStoreError, match=r"start_at_s: 0.05 there, 0.1 here\)"):
         work.begin(setting(job_with(), start_at=0.1))
-    with pytest.raises(StateError, match="job: "):
+    with pytest.raises(RunStoreError, match="job: "):
         work.begin(setting(job_with(batchSize=32)))
-    with work.held(), pytest.raises(StateError, match="another collection works in it"), work.held():
+    with work.held(), pytest.raises(RunStoreError, match="another collection works in it"), work.held():
         pytest.fail("two hold it")
     (tmp_path / "thesis.txt").touch()
-    with pytest.raises(StateError, match=r"holds thesis\.txt"):
+    with pytest.raises(RunStoreError, match=r"holds thesis\.txt"):
         work.clear()
 
 

@@ -153,8 +153,9 @@ def collect(
     from espalier_lab.growth.collect.collecting import set_up
     from espalier_lab.growth.collect.cost import StepCostError
     from espalier_lab.growth.collect.plan import runs_for
-    from espalier_lab.growth.collect.state import InUseError, StateError, WorkFolder
+    from espalier_lab.growth.collect.state import WorkFolder
     from espalier_lab.growth.collect.training import CollectError, Time
+    from espalier_lab.run_store import InUseError, RunStoreError
     from espalier_trainer.errors import TrainerError
 
     if (job_file is None) == (corpus is None):
@@ -206,7 +207,7 @@ def collect(
                 folder.remove()
     except InUseError as error:
         raise CommandError(str(error)) from error
-    except StateError as error:
+    except RunStoreError as error:
         raise CommandError(str(error), "--restart forgets what it holds; --work-dir names another") from error
     except (TimelineError, StepCostError, CollectError, TrainerError, GrowthError, OSError) as error:
         raise CommandError(str(error), _left_behind(folder)) from error

@@ -6,34 +6,28 @@ stopped before a decision. A record is written after the checkpoint, so whatever
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from espalier_core.base import Record
-from espalier_core.files.documents import DocumentError, read_document, write_document
+from espalier_core.files.documents import DocumentError
 from espalier_core.growth.channel_groups import ChannelGroup
 from espalier_lab.growth.collect.cost import StepCost, cost_of
 from espalier_lab.growth.collect.plan import CollectionRun
 from espalier_lab.growth.collect.training import Collection, RunRecord
+from espalier_lab.run_store import RunFolder, RunStoreError, check_same
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
 
-
-class StateError(Exception):
-    """A work folder cannot be used. The message says why and what to do."""
-
-
-class InUseError(StateError):
-    """Another collection works in the folder."""
+_IDENTITY: Final = "collection.json"
 
 
 class CollectionIdentity(Record):
@@ -75,19 +69,9 @@ class WorkFolder:
 
     path: Path
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep the folder from other collections; `StateError` where one works in it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise InUseError(f"{self.path}: another collection works in it; wait, or name another") from error
-            yield
-        finally:
-            os.close(handle)
+    def held(self) -> AbstractContextManager[None]:
+        """Keep the folder from other collections; `InUseError` where one works in it."""
+        return self._runs.held("collection")
 
     def step_cost(self, points: Sequence[str], groups: Sequence[ChannelGroup] = ()) -> StepCost | None:
         """Return the step cost that the collection here began with; None where there is none."""
@@ -97,14 +81,12 @@ class WorkFolder:
         return cost_of(known.step_cost_s[0], known.step_cost_s[1:], points, groups)
 
     def begin(self, collection: Collection) -> None:
-        """Begin, or continue with, a collection; `StateError` where the folder holds another one."""
+        """Begin, or continue with, a collection; `RunStoreError` where the folder holds another one."""
         ours, theirs = identity_of(collection), self._identity()
         if theirs is None:
-            write_document(self._identity_file, ours)
-        elif theirs != ours:
-            here, there = ours.model_dump(), theirs.model_dump()
-            differences = "; ".join(f"{k}: {there[k]} there, {here[k]} here" for k in here if here[k] != there[k])
-            raise StateError(f"{self.path}: holds the state of another collection ({differences})")
+            self._runs.write(_IDENTITY, ours)
+        else:
+            check_same(theirs, ours, f"{self.path}: holds the state of another collection")
 
     def clear(self) -> None:
         """Forget everything; a folder that holds anything else is refused."""
@@ -112,8 +94,8 @@ class WorkFolder:
             {entry.name for entry in self.path.iterdir()} - {"collection.json", "runs", "checkpoints", "lock"}
         )
         if strange:
-            raise StateError(f"{self.path}: not a folder of collections alone (it holds {strange[0]}); name another")
-        self._identity_file.unlink(missing_ok=True)
+            raise RunStoreError(f"{self.path}: not a folder of collections alone (it holds {strange[0]}); name another")
+        (self.path / _IDENTITY).unlink(missing_ok=True)
         for name in ("runs", "checkpoints"):
             if (self.path / name).exists():
                 shutil.rmtree(self.path / name)
@@ -133,11 +115,11 @@ class WorkFolder:
         complaints: list[str] = []
         for run in reversed(runs):  # children come after their parents
             try:
-                record = read_document(self._record_file(run), RunRecord)
-            except FileNotFoundError:
-                continue
+                record = self._runs.read(_record(run), RunRecord)
             except DocumentError as error:
                 complaints.append(f"{error}; trained again")
+                continue
+            if record is None:
                 continue
             children = [other for other in runs if other.parent == run]
             waiting = not run.ends(decisions) and not all(child in records for child in children)
@@ -149,8 +131,7 @@ class WorkFolder:
 
     def keep(self, run: CollectionRun, record: RunRecord) -> None:
         """Write down that a run is done."""
-        self._record_file(run).parent.mkdir(exist_ok=True)
-        write_document(self._record_file(run), record)
+        self._runs.write(_record(run), record)
 
     def save(self, run: CollectionRun, checkpoint: Checkpoint) -> None:
         """Write the checkpoint of a run that others continue from."""
@@ -166,19 +147,18 @@ class WorkFolder:
             shutil.rmtree(self._checkpoints(run).folder)
 
     @property
-    def _identity_file(self) -> Path:
-        return self.path / "collection.json"
+    def _runs(self) -> RunFolder:
+        return RunFolder(self.path)
 
     def _identity(self) -> CollectionIdentity | None:
         try:
-            return read_document(self._identity_file, CollectionIdentity)
-        except FileNotFoundError:
-            return None
+            return self._runs.read(_IDENTITY, CollectionIdentity)
         except DocumentError as error:
-            raise StateError(str(error)) from error
-
-    def _record_file(self, run: CollectionRun) -> Path:
-        return self.path / "runs" / f"{run.key}.json"
+            raise RunStoreError(str(error)) from error
 
     def _checkpoints(self, run: CollectionRun) -> CheckpointStore:
         return CheckpointStore(self.path / "checkpoints" / run.key)
+
+
+def _record(run: CollectionRun) -> str:
+    return f"runs/{run.key}.json"

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
-from typing import TypeVar
 
 from espalier_core.base import Record
-from espalier_core.files.documents import DocumentError, read_document, write_document
 from espalier_core.types.advice import Action
 from espalier_lab.growth.judge.case import JudgeCase
 
 _DIGITS = 5
-RecordT = TypeVar("RecordT", bound=Record)
 
 
 class TrialRecord(Record):
@@ -44,20 +40,6 @@ def key_of(case: JudgeCase, seed: int, *settings: object) -> str:
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
     readable = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in case.name)[:60]
     return f"{readable}-{seed}-{digest}.json"
-
-
-def kept(path: Path, kind: type[RecordT]) -> RecordT | None:
-    """Return a record that is there; None where it is not, or is damaged."""
-    try:
-        return read_document(path, kind)
-    except (FileNotFoundError, DocumentError):
-        return None
-
-
-def keep(path: Path, record: Record) -> None:
-    """Write a record."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_document(path, record)
 
 
 def rounded(value: float) -> float:

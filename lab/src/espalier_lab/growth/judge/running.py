@@ -17,7 +17,7 @@ import torch
 from espalier_core.base import Record
 from espalier_lab.growth.children import led_by_parent
 from espalier_lab.growth.judge.case import CaseError, Cases, JudgeCase
-from espalier_lab.growth.judge.records import keep, kept
+from espalier_lab.run_store import RunFolder
 
 RecordT = TypeVar("RecordT", bound=Record)
 RecordT_co = TypeVar("RecordT_co", bound=Record, covariant=True)
@@ -68,7 +68,7 @@ class Runner:
 
     def __init__(self, make: Cases, cases: Sequence[JudgeCase], folder: Path, parallel: int) -> None:
         """`cases` are those that `make` makes; workers make their own, for not every function can be pickled."""
-        self._make, self._cases, self._folder, self._parallel = make, cases, folder, parallel
+        self._make, self._cases, self._runs, self._parallel = make, cases, RunFolder(folder), parallel
         self._pool: ProcessPoolExecutor | None = None
         self._others: list[BaseProcess] = []
         """Processes that run already, and are not of the pool."""
@@ -89,13 +89,14 @@ class Runner:
 
         Raises `CaseError` where a task fails; what is done by then stays in the folder.
         """
-        files = [self._folder / task.file(self._cases[task.place]) for task in tasks]
-        done = {number: found for number, task in enumerate(tasks) if (found := kept(files[number], task.record()))}
+        files = [task.file(self._cases[task.place]) for task in tasks]
+        known = [self._runs.whole(file, task.record()) for file, task in zip(files, tasks, strict=True)]
+        done = {number: record for number, record in enumerate(known) if record is not None}
         waiting = [number for number in range(len(tasks)) if number not in done]
         watcher(len(done), len(tasks), None)
         began, before = clock(), len(done)
         for number, record in self._results(tasks, waiting):
-            keep(files[number], record)
+            self._runs.write(files[number], record)
             done[number] = record
             left = (clock() - began) / (len(done) - before) * (len(tasks) - len(done))
             watcher(len(done), len(tasks), left)

@@ -7,10 +7,8 @@ mean completion time is below that of the row, in the mean over episodes, with i
   frozen      a model that learns until the middle of the jobs, and no more
   online      a model that begins at a prior that knows nothing of clusters
   learnt prior    the same model, with a prior learnt on other clusters; no hidden parameter is looked at
-  PPO, frozen    a network that learnt on other clusters what to do, without a model; it remembers nothing
-  PPO, fine-tuned    the same network, and PPO goes on in each episode
-  RL2, frozen    PPO, but the network remembers the episode, and also sees what it chose last and what that cost
-  SAC, entropy ..., frozen    SAC in the place of PPO, from as many decisions
+  RL2, frozen    a network that learnt by PPO on other clusters what to do, without a model; it remembers the
+      episode, and also sees what it chose last and what that cost
   online, nodes kept whole    the same model, which also counts what it costs to open an empty node; so for others
   true prior    the model again, with the distribution from which the kinds of models and the clusters were drawn
   slow nodes known    `online`, but knows from the start how slow each node is
@@ -46,21 +44,13 @@ from numpy.typing import NDArray
 from bench.command import PICTURE, Option
 from bench.printing import Parts, Table, progress
 from bench.statistics import error_bars, paired, saved
-from espalier_lab.scheduling.placement.actor import Actor
 from espalier_lab.scheduling.placement.beliefs import Belief, Prior, wide_prior
 from espalier_lab.scheduling.placement.cluster import PendingGang, PlacementCluster
 from espalier_lab.scheduling.placement.placers import RULES, Model, Oracle, PlacementRule, Placer, Random
 from espalier_lab.scheduling.placement.placers import run as play
 from espalier_lab.scheduling.placement.prior import learn_prior
 from espalier_lab.scheduling.placement.recurrent import RecurrentActor
-from espalier_lab.scheduling.placement.reinforced import (
-    SETTINGS,
-    Placing,
-    fine_tuned,
-    frozen,
-    learn_placement,
-    learn_remembering,
-)
+from espalier_lab.scheduling.placement.reinforced import SETTINGS, frozen, learn_remembering
 from espalier_lab.scheduling.placement.tasks import (
     KIND_DEVIATION,
     KINDS,
@@ -79,24 +69,20 @@ MEMORIES: Final = (math.inf, 40_000.0)
 """Seconds after which 1/e is left of what was measured."""
 OPTIMISMS: Final = (0.0, 0.2)
 """Standard deviations by which what is not known is taken for better than expected."""
-SAC_ENTROPIES: Final = (0.98, 0.2)
-"""What SAC aims at, as a part of the entropy of choosing at random: as in the source, or less."""
-LEARNERS: Final = ("PPO", "RL2", "SAC")
 OPTIONS: Final = {
     "train": Option(80, "episodes to learn the prior on"),
     "choose": Option(20, "episodes to choose settings on, with and without a shift"),
     "judge": Option(40, "episodes to report, with and without a shift"),
     "load": Option(Family().load, "of the clusters"),
-    "learners": Option(list(LEARNERS), "without a model", LEARNERS),
-    "seeds": Option(3, "of each learner; 0 leaves them out"),
-    "decisions": Option(SETTINGS.decisions, "that each learns from"),
+    "seeds": Option(3, "of the network; 0 leaves it out"),
+    "decisions": Option(SETTINGS.decisions, "that it learns from"),
     "processes": Option(1, "seeds at a time"),
     "picture": PICTURE,
 }
 QUICK: Final = {"train": 8, "choose": 2, "judge": 3, "seeds": 1, "decisions": 2_000}
 JUDGED: Final = ("online", "learnt prior", "learnt prior, nodes kept whole", "RL2, frozen")
 """What others are compared with, where it was judged."""
-DRAWN: Final = ("emptiest", "PPO, frozen", "RL2, frozen", "online", "learnt prior")
+DRAWN: Final = ("emptiest", "RL2, frozen", "online", "learnt prior")
 GROUPS: Final = 6
 """Of jobs, in the picture; the change is between two of them."""
 FAMILY: Final = Family()
@@ -194,28 +180,21 @@ def chosen(
     return min(settings, key=lambda setting: means[setting])
 
 
-def actor(
-    name: str, seed: int, decisions: int, keep: Path, family: Family, sac_entropy: float | None = None
-) -> Placing:
-    """Return what this learner learns by this seed; it is read from the folder if it is there."""
+def actor(seed: int, decisions: int, keep: Path, family: Family) -> RecurrentActor:
+    """Return what RL² learns by this seed; it is read from the folder if it is there."""
     cpu = time.process_time()
-    file = keep / f"{name}, seed {seed}, {decisions} decisions, load {family.load:g}.pt"
+    file = keep / f"RL2, seed {seed}, {decisions} decisions, load {family.load:g}.pt"
     if file.exists():
-        kept = (RecurrentActor if name == "RL2" else Actor)(family.nodes // family.rack_nodes, family.rack_nodes)
+        kept = RecurrentActor(family.nodes // family.rack_nodes, family.rack_nodes)
         kept.load_state_dict(torch.load(file, weights_only=True))
-        print(f"{name}, seed {seed}: read from {file}", flush=True)
+        print(f"RL2, seed {seed}: read from {file}", flush=True)
         return kept
 
     def line(text: str) -> None:
-        progress(f"{name}, seed {seed}: {text}")
+        progress(f"RL2, seed {seed}: {text}")
 
-    settings = replace(SETTINGS, decisions=decisions)
-    learnt: Placing = (
-        learn_remembering(seed, settings, family, line)
-        if name == "RL2"
-        else learn_placement(seed, settings, family, line, sac_entropy=sac_entropy)
-    )
-    print(f"{name}, seed {seed}: {time.process_time() - cpu:.0f} s of CPU time", flush=True)
+    learnt = learn_remembering(seed, replace(SETTINGS, decisions=decisions), family, line)
+    print(f"RL2, seed {seed}: {time.process_time() - cpu:.0f} s of CPU time", flush=True)
     torch.save(learnt.state_dict(), part := file.with_suffix(".part"))
     part.replace(file)
     return learnt
@@ -228,34 +207,17 @@ def workers(processes: int) -> Executor:
     return ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
 
 
-def learnt_actors(
-    pool: Executor, learners: Sequence[str], seeds: int, decisions: int, keep: Path, family: Family
-) -> dict[str, list[Placing]]:
-    """Return what these of `LEARNERS` learn by each seed, by row."""
-    entropies: dict[str, float | None] = {name: None for name in learners if name != "SAC"}
-    if "SAC" in learners:
-        entropies |= {f"SAC, entropy {entropy:g}": entropy for entropy in SAC_ENTROPIES}
-    waiting = {
-        name: [pool.submit(actor, name, seed, decisions, keep, family, entropy) for seed in range(seeds)]
-        for name, entropy in entropies.items()
-    }
-    return {name: [each.result() for each in found] for name, found in waiting.items() if found}
-
-
 def reinforced(
-    pool: Executor, actors: dict[str, list[Placing]], judge: int, family: Family, *, shift: bool
+    pool: Executor, actors: Sequence[RecurrentActor], judge: int, family: Family, *, shift: bool
 ) -> dict[str, Floats]:
-    """Return the rows without a model: completion times (episodes, jobs), in the mean over seeds."""
-    found, rows = {}, [(f"{name}, frozen", frozen, each) for name, each in actors.items()]
-    if "PPO" in actors:
-        rows.insert(1, ("PPO, fine-tuned", fine_tuned, actors["PPO"]))
-    for name, way, learnt in rows:
-        played = partial(way, episodes=judge, purpose=SeedSplit.JUDGE, shift=shift, family=family)
-        by_seed = np.array([each.result() for each in [pool.submit(played, each) for each in learnt]])
-        means = ", ".join(f"{each.mean():,.0f}" for each in by_seed)
-        print(f"{name}, shift {shift}, seconds by seed: {means}", flush=True)
-        found[name] = by_seed.mean(0)
-    return found
+    """Return the row without a model: completion times (episodes, jobs), in the mean over seeds; none without seeds."""
+    if not actors:
+        return {}
+    played = partial(frozen, episodes=judge, purpose=SeedSplit.JUDGE, shift=shift, family=family)
+    by_seed = np.array([each.result() for each in [pool.submit(played, each) for each in actors]])
+    means = ", ".join(f"{each.mean():,.0f}" for each in by_seed)
+    print(f"RL2, frozen, shift {shift}, seconds by seed: {means}", flush=True)
+    return {"RL2, frozen": by_seed.mean(0)}
 
 
 def table(found: dict[str, Floats], title: str) -> Table:
@@ -296,7 +258,7 @@ def draw(judged: dict[str, dict[str, Floats]], path: Path) -> None:
 def run(options: argparse.Namespace) -> Parts:
     """Learn, choose, judge, and give a table without and one with a shift."""
     yield (
-        f"{options.seeds} seeds of {', '.join(options.learners)}, {options.decisions:,} decisions each; a load of "
+        f"{options.seeds} seeds of RL2, {options.decisions:,} decisions each; a load of "
         + (f"{options.load:g}; {options.train} episodes to learn, {options.choose} to choose, {options.judge} to judge")
     )
     family = replace(FAMILY, load=options.load)
@@ -306,7 +268,10 @@ def run(options: argparse.Namespace) -> Parts:
     )
     truth, tables = true_prior(), dict[str, dict[str, Floats]]()
     with workers(options.processes) as pool:
-        actors = learnt_actors(pool, options.learners, options.seeds, options.decisions, options.work_dir, family)
+        learnt = [
+            pool.submit(actor, seed, options.decisions, options.work_dir, family) for seed in range(options.seeds)
+        ]
+        actors = [each.result() for each in learnt]
         for shift in (False, True):
             drawn, judged = (
                 [episode(family, split, index, shift=shift) for index in range(count)]

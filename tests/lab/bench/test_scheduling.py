@@ -85,9 +85,7 @@ def test_the_benchmark_of_placement_prints_a_table_for_each_kind_of_episode(
         "learnt prior, nodes kept whole",
         "true prior",
         "slow nodes known",
-        "PPO, fine-tuned",
         "RL2, frozen",
-        "SAC, entropy 0.2, frozen",
         "oracle, nodes kept whole",
     ):
         assert printed.count(name) >= 2
@@ -102,20 +100,18 @@ def test_a_run_that_was_stopped_goes_on_with_what_it_had_learnt(
         "SETTINGS",
         LearnerSettings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8),
     )
-    first, again = (placement.actor("RL2", 1, 16, tmp_path, family) for _ in range(2))
+    first, again = (placement.actor(1, 16, tmp_path, family) for _ in range(2))
     assert capsys.readouterr().out.count("read from") == 1
     for name, weights in first.state_dict().items():
         assert torch.equal(weights, again.state_dict()[name])
-    placement.actor("RL2", 1, 32, tmp_path, family)
-    placement.actor("RL2", 1, 16, tmp_path, Family(jobs=8, load=0.5))
-    placement.actor("SAC, entropy 0.2", 1, 16, tmp_path, family, 0.2)
+    placement.actor(1, 32, tmp_path, family)
+    placement.actor(1, 16, tmp_path, Family(jobs=8, load=0.5))
     assert "read from" not in capsys.readouterr().out
 
 
 def test_without_seeds_there_are_no_rows_of_learners() -> None:
     with placement.workers(1) as pool:
-        assert placement.learnt_actors(pool, placement.LEARNERS, 0, 16, None, Family()) == {}
-        assert placement.reinforced(pool, {}, 1, Family(), shift=False) == {}
+        assert placement.reinforced(pool, [], 1, Family(), shift=False) == {}
 
 
 def test_the_benchmark_of_learned_workers_prints_a_table_for_each_load_and_one_for_all(

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 from espalier_lab.scheduling.allocation.episodes import WorkerEpisodes
 from espalier_lab.scheduling.allocation.forms import WorkerForm
 from espalier_lab.scheduling.allocation.learning import learn_workers
 from espalier_lab.scheduling.allocation.rules import chosen_by
 from espalier_lab.scheduling.allocation.workloads import Mixed, StepByStep
-from espalier_lab.scheduling.learned.network import MASKED
 from espalier_lab.scheduling.learned.serving import LearnedAllocation
 from espalier_lab.scheduling.learned.twin import Twin
-from espalier_lab.scheduling.learners import sac
 from espalier_lab.scheduling.learners.actor_critic import _remembered
 from espalier_lab.scheduling.learners.learner import LearnerSettings
 from espalier_lab.scheduling.learners.registry import LEARNERS
@@ -29,7 +25,6 @@ from espalier_lab.scheduling.placement.candidates import emptiest
 from espalier_lab.scheduling.placement.cluster import PlacementCluster
 from espalier_lab.scheduling.placement.episodes import SLOT_SECONDS, PlacementEpisodes
 from espalier_lab.scheduling.placement.placers import PlacementRule, run
-from espalier_lab.scheduling.placement.reinforced import fine_tuned, frozen, learn_placement
 from espalier_lab.scheduling.placement.tasks import Family, episode
 from espalier_lab.scheduling.seed_split import SeedSplit
 from espalier_lab.simulator.jobs import FixedJob
@@ -180,49 +175,3 @@ def test_an_actor_does_not_care_which_node_of_a_rack_is_which() -> None:
     moved, same = actor(jobs_, options[..., order], cluster[:, order], present, torch.from_numpy(mask))
     torch.testing.assert_close(moved, scores)
     torch.testing.assert_close(same, value)
-
-
-def test_placement_is_learnt_frozen_and_fine_tuned() -> None:
-    small = LearnerSettings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, decisions=32, minibatch=8)
-    actors = [learn_placement(3, small, SMALL) for _ in range(2)]
-    both = [frozen(actor, 2, SeedSplit.JUDGE, shift=False, family=SMALL) for actor in actors]
-    assert both[0] == both[1]
-    tuned = [fine_tuned(actor, 2, SeedSplit.JUDGE, small, shift=False, family=SMALL) for actor in actors]
-    assert tuned[0] == tuned[1]
-    assert len(both[0]) == len(tuned[0]) == 2
-
-
-def test_sac_learns_which_action_is_better_and_keeps_the_entropy_that_is_aimed_at() -> None:
-    """Of three candidates one is forbidden, and of the others the second earns more."""
-    generator = torch.Generator().manual_seed(1)
-
-    class Scores(Actor):
-        def __init__(self) -> None:
-            nn.Module.__init__(self)
-            self.inner = nn.Linear(2, 4)
-            nn.init.zeros_(self.inner.weight)
-            nn.init.zeros_(self.inner.bias)
-
-        def described(self, jobs: Tensor, *others: Tensor) -> Tensor:
-            return jobs[:, 0]
-
-        def scored(self, described: Tensor, mask: Tensor) -> Any:
-            return self.inner(described).masked_fill(~mask, MASKED)
-
-    count = 64
-    seen = (
-        torch.ones(count, 1, 2), torch.zeros(count, 1, 3, 1), torch.zeros(count, 1, 1), torch.ones(count, 1),
-        torch.tensor([[True, True, False, False]]).expand(count, 4),
-    )  # fmt: skip
-    columns = torch.randint(0, 2, (count,), generator=generator)
-    remembered = sac.SacStep(seen, columns, columns.float(), torch.zeros(count), seen)
-    scores = Scores()
-    run = sac.SacNetworks(scores, 0.5)
-    for optimizer in run._optimizers:
-        optimizer.param_groups[0]["lr"] = 0.05
-    for _ in range(150):
-        figures = run.update([remembered])
-    chances = torch.softmax(scores.scored(scores.described(*seen), seen[4])[0].detach(), 0)
-    assert chances[1] > chances[0]
-    assert float(chances[2:].sum()) == 0
-    assert figures["entropy"] == pytest.approx(0.5 * np.log(2), abs=0.1)

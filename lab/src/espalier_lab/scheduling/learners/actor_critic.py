@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_lab.scheduling.learners.descent import descend, likelihood
-from espalier_lab.scheduling.learners.replay import MINIBATCH, replayed
-from espalier_lab.scheduling.learners.rollout import STOP, Rollout, Seen, joined, padded
+from espalier_lab.scheduling.learners.rollout import STOP, Rollout, Seen, collect, joined, padded
 
 if TYPE_CHECKING:
     from espalier_lab.scheduling.learners.learner import SchedulingLearner
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
 MEMORY: Final = 8192
 """Decisions that are remembered."""
+MINIBATCH: Final = 256
 RATE: Final = 1e-4
 ENTROPY: Final = 0.1
 
@@ -54,13 +54,18 @@ def improve(learner: SchedulingLearner, on_update: OnUpdate) -> None:
     """Learn from the network's own decisions, each of which is drawn about as often as in `ppo`."""
     settings, network = learner.settings, learner.network
     optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
-    updates = max(1, settings.epochs * settings.episodes * settings.steps // MINIBATCH)
+    size = settings.episodes * settings.steps
     memory = deque[ActorCriticStep](maxlen=max(1, MEMORY // settings.episodes))
-
-    def update(drawn: list[ActorCriticStep]) -> dict[str, float]:
-        return _update(network, optimizer, drawn, settings.others, settings.value)
-
-    replayed(learner, on_update, memory, _remembered, update, updates)
+    for turn in range(max(1, settings.decisions // size)):
+        rollout = collect(learner.episodes, network, settings.steps, learner.generator, discount=settings.discount)
+        learner.learnt_from += size
+        memory.extend(_remembered(rollout, step) for step in range(settings.steps))
+        figures = {"lost": rollout.lost}
+        for _ in range(max(1, settings.epochs * size // MINIBATCH)):
+            picked = learner.rng.integers(len(memory), size=max(1, MINIBATCH // settings.episodes))
+            drawn = [memory[index] for index in picked]
+            figures |= _update(network, optimizer, drawn, settings.others, settings.value)
+        on_update(turn, figures)
 
 
 def _remembered(rollout: Rollout, step: int) -> ActorCriticStep:

@@ -17,7 +17,7 @@ from bench.cases.advice_unseen import advised_by, mixing, verdicts
 from bench.command import Option
 from bench.printing import Parts
 from espalier_agent.data import carried_corpus, carried_tables, table_sets
-from espalier_agent.learners import graph_gains, trees
+from espalier_agent.learners import trees
 from espalier_agent.learners.growths import GrowthsLearner
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
@@ -25,6 +25,7 @@ from espalier_core.growth.widen import WIDEN
 from espalier_core.types.advice import Action
 from espalier_core.types.outcomes import CaseRecord, GrowthCorpus, MomentRecord
 from espalier_lab.growth.judge.verdict import Rule, decisions_of, judged
+from espalier_lab.learners import graph_gains
 
 CORPORA = ("free", "growth")
 FOLDS = 5

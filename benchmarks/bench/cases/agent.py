@@ -45,13 +45,14 @@ from espalier_agent.evaluation.evaluate import (
     random_mean,
     rank_noise,
 )
-from espalier_agent.learners import distilled, expected, reinforce
+from espalier_agent.learners import expected, reinforce
 from espalier_agent.learners.expected import FIT, SeededRun, learn_many
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
 from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_core.types.outcomes import OutcomeTable, reward
+from espalier_lab.learners import distilled
 
 PAPER_REGRET = 0.0184
 """Mean regret on CNN#1 of the paper's best curriculum agent, which has learnt all three scenarios."""

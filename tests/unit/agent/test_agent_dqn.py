@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from espalier_agent.evaluation.evaluate import evaluate
-from espalier_agent.learners.dqn import DEFAULT, DqnConfig, Replay, double_targets, exploring, learn
 from espalier_agent.learners.learning import LearningError, LearningProgress
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.game import Game, Returns
 from espalier_agent.tables.tree import Reward, decision_tree
 from espalier_core.types.outcomes import OutcomeTable
+from espalier_lab.learners.dqn import DEFAULT, DqnConfig, Replay, double_targets, exploring, learn
 
 MakeTable = Callable[..., OutcomeTable]
 ENCODERS = ("lstm", "graph")

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from espalier_agent.data import named_architecture
-from espalier_agent.learners.graph_gains import LEARNER, GraphGainsConfig
 from espalier_agent.learners.learning import LEARNERS, LearningError
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy, load_policy, save_policy
 from espalier_core.types.advice import Action, offered
 from espalier_core.types.outcomes import ArmRecord, CaseRecord, GrowthCorpus, MomentRecord
+from espalier_lab.learners.graph_gains import LEARNER, GraphGainsConfig
 
 MODELS = [named_architecture(name) for name in ("cnn1", "cnn2")]
 EARLY, LATE = 0.2, 0.7

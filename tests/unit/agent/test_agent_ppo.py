@@ -11,10 +11,11 @@ import torch
 
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.learning import LearningError, LearningProgress
-from espalier_agent.learners.ppo import DEFAULT, PpoConfig, advantages, clipped_loss, entropy, improve, learn
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.tree import Reward
 from espalier_core.types.outcomes import OutcomeTable
+from espalier_lab.learners.core import advantages, clipped_loss, entropy
+from espalier_lab.learners.ppo import DEFAULT, PpoConfig, improve, learn
 
 MakeTable = Callable[..., OutcomeTable]
 ENCODERS = ("lstm", "graph")

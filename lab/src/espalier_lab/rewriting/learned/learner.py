@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from espalier_agent.learners.learning import descend
-from espalier_agent.learners.ppo import advantages, clipped_loss, entropy
+from espalier_lab.learners.core import advantages, clipped_loss, entropy
 from espalier_lab.rewriting.learned.environment import Action, RewritesEnvironment
 from espalier_lab.rewriting.learned.learnable import LearnablePolicy
 from espalier_lab.rewriting.learned.policy import RewritePolicy

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from espalier_lab.learners.core import entropy
 from espalier_lab.scheduling.learners.rollout import columns_of
 
 LONGEST: Final = 0.5
@@ -20,7 +21,7 @@ def likelihood(scores: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logarithm of the probability of each action, (n), and the mean entropy, by scores (n, columns)."""
     every = torch.log_softmax(scores, 1)
     logs = every.gather(1, columns_of(actions, scores)[:, None])[:, 0]
-    return logs, -(every.exp() * every.clamp(min=-50)).sum(1).mean()
+    return logs, entropy(every).mean()
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor, clipped: nn.Module | None = None) -> None:

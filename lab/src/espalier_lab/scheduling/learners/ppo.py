@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from espalier_lab.learners.core import clipped_loss
 from espalier_lab.scheduling.learners.descent import descend, likelihood
 from espalier_lab.scheduling.learners.recurrent import Recurrent, check_whole, remembering
 from espalier_lab.scheduling.learners.rollout import Estimates, Rollout, Seen, collect, estimated, joined, padded
@@ -75,19 +76,18 @@ def _update(
     seen = [_of(rollout.seen[step], rows) for step in steps]
     batch = joined(seen)
     scores, values = network.unrolled(seen) if isinstance(network, Recurrent) else network(*batch)
-    logs, entropy = likelihood(scores, rollout.actions[steps][:, rows].flatten())
-    ratio = (logs - rollout.logs[steps][:, rows].flatten()).exp()
+    now, entropy = likelihood(scores, rollout.actions[steps][:, rows].flatten())
+    before = rollout.logs[steps][:, rows].flatten()
     advantage = found.advantages[steps][:, rows].flatten()
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
-    gain = torch.min(ratio * advantage, ratio.clamp(1 - settings.clip, 1 + settings.clip) * advantage).mean()
     target = padded([found.returns[step][rows] for step in steps])
     error = (((values - target) ** 2) * batch[3]).sum() / batch[3].sum()
-    loss = -gain - settings.entropy * entropy + settings.value * error
+    loss = clipped_loss(now, before, advantage, settings.clip) - settings.entropy * entropy + settings.value * error
     descend(optimizer, loss, network)
     return {
         "entropy": float(entropy.detach()),
         "error": float(error.detach()),
-        "moved": float((ratio - 1).abs().mean().detach()),
+        "moved": float(((now - before).exp() - 1).abs().mean().detach()),
     }
 
 

@@ -29,6 +29,7 @@ from espalier_agent.learners.learning import (
 from espalier_agent.tables.game import Games, Returns
 from espalier_agent.tables.tree import Reward
 from espalier_core.base import Record
+from espalier_lab.learners.core import advantages, clipped_loss, entropy
 
 
 class PpoConfig(Record):
@@ -108,41 +109,12 @@ def train(start: Start, config: PpoConfig, progress: ProgressCallback) -> int:
     return updates * batch
 
 
-def advantages(rewards: Tensor, values: Tensor, gae: float) -> Tensor:
-    """Return generalised advantage estimates without discount, (episodes, decisions).
-
-    A_t = δ_t + λ·A_{t+1} with δ_t = r_t + V_{t+1} - V_t; after the last decision V and A are 0, as the end of a
-    budget is the end of what can be earned.
-    """
-    estimates = torch.zeros_like(rewards)
-    value_after = advantage_after = torch.zeros(len(rewards))
-    for step in reversed(range(rewards.shape[1])):
-        surprise = rewards[:, step] + value_after - values[:, step]
-        advantage_after = surprise + gae * advantage_after
-        value_after = values[:, step]
-        estimates[:, step] = advantage_after
-    return estimates
-
-
 def improve(critic: Tensor, states: Tensor, targets: Tensor, rate: float) -> None:
     """Move the value of each visited state towards the mean of its targets, in place."""
     visits = torch.zeros_like(critic).index_add_(0, states, torch.ones_like(targets))
     sums = torch.zeros_like(critic).index_add_(0, states, targets)
     seen = visits > 0
     critic[seen] += rate * (sums[seen] / visits[seen] - critic[seen])
-
-
-def clipped_loss(now: Tensor, before: Tensor, gained: Tensor, clip: float) -> Tensor:
-    """Return PPO's clipped objective, to minimise, for log probabilities now and when played, and advantages."""
-    ratio = (now - before).exp()
-    return -torch.minimum(ratio * gained, ratio.clamp(1 - clip, 1 + clip) * gained).mean()
-
-
-def entropy(log_probabilities: Tensor) -> Tensor:
-    """Return the entropy of each row; actions that are not legal (-inf) add nothing."""
-    legal = torch.isfinite(log_probabilities)
-    safe = log_probabilities.masked_fill(~legal, 0.0)
-    return -(safe.exp() * safe * legal).sum(dim=1)
 
 
 LEARNER: Final = Learner("ppo", train, {"default": DEFAULT})

@@ -1,0 +1,1 @@
+"""Learners of studies, by entry points of the group `espalier.learners`, and the core of PPO that all studies share."""

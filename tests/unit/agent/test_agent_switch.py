@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -25,7 +25,8 @@ from espalier_agent.policies.advice import decide
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.policy import Policy, PolicyError, make_policy, save_policy
 from espalier_agent.service.app import create_app
-from espalier_agent.service.serving import PolicyWatch, ServiceSettings, Serving, Signature
+from espalier_agent.service.serving import PolicyWatch, ServiceSettings, Serving
+from espalier_core.files.reloading import Signature
 from espalier_core.metrics import Exporter, Metrics
 from espalier_core.types.advice import AdviceRequest, AdviceResponse, OutcomeReport
 
@@ -229,16 +230,16 @@ def test_a_folder_that_cannot_be_looked_at_is_refused_once_and_looked_at_again(
 def test_a_fault_of_the_disk_does_not_end_the_watch_and_is_reported_once(
     folder: Path, policy: Policy, other: Policy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    looks: list[Path] = []
+    looks: list[Iterable[Path]] = []
 
-    def stale(path: Path) -> Signature:
-        looks.append(path)
+    def stale(paths: Iterable[Path]) -> Signature:
+        looks.append(paths)
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     watch = PolicyWatch(policy, folder, look_seconds=0.01)
     try:
         with monkeypatch.context() as patched:
-            patched.setattr("espalier_agent.service.serving._signature", stale)
+            patched.setattr("espalier_core.files.reloading.signature_of", stale)
             watch.start()
             until("it looked some times", lambda: len(looks) > 3)
         save_policy(other, folder)

@@ -29,6 +29,7 @@ from espalier_agent.policies.advice import Exploration, PolicyDecision, decide
 from espalier_agent.policies.policy import POLICY_FILE, Policy, PolicyError, load_policy
 from espalier_agent.service.proof import Authentication
 from espalier_core.base import Record
+from espalier_core.files.reloading import ReloadedFiles
 from espalier_core.metrics import Metrics
 from espalier_core.types.advice import AdviceRequest, PolicyVersion
 
@@ -39,7 +40,6 @@ LOOK_SECONDS: Final = 1.0
 AGAIN_SECONDS: Final = 60.0
 """A refused policy is tried again after this time, even if unchanged: its disk may have been unavailable."""
 
-Signature = tuple[tuple[str, int, int, int, int], ...]
 MAX_WAITING: Final = 500
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 """Maximum bytes of the requests that wait."""
@@ -72,9 +72,15 @@ class PolicyWatch:
         self._look_seconds = look_seconds
         self._switched = switched
         self._refused = refused
-        self._seen: Signature | None = None
-        self._tried = 0.0
-        self._in_use = True
+        self._files: ReloadedFiles[Policy, PolicyError] | None = None
+        if folder is not None:
+            self._files = ReloadedFiles(
+                lambda: _files(folder),
+                lambda: _sound(folder),
+                PolicyError,
+                again_seconds=AGAIN_SECONDS,
+                refused=self._refuse,
+            )
         self._failing = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="policy-watch", daemon=True)
@@ -92,31 +98,17 @@ class PolicyWatch:
 
     def look(self) -> None:
         """Use the folder's policy if it has changed and is usable."""
-        if self.folder is None:
+        if self._files is None:
             return
-        # Before it is read: what changes meanwhile is noticed at the next look.
-        signature = _signature(self.folder)
-        now = time.monotonic()
-        known = signature == self._seen
-        if known and (self._in_use or now - self._tried < AGAIN_SECONDS):
-            return
-        self._seen, self._tried = signature, now
-        try:
-            policy = _sound(self.folder)
-        except PolicyError as error:
-            self._in_use = False
-            if not known:
-                logger.error(
-                    "a policy is refused, %s@%s stays in service: %s", self.current.name, self.current.version, error
-                )
-                self._refused(error)
-            return
-        self._in_use = True
-        old = self.current
-        if (policy.identity, policy.lineage) != (old.identity, old.lineage):
+        policy, old = self._files.look(), self.current
+        if policy is not None and (policy.identity, policy.lineage) != (old.identity, old.lineage):
             self.current = policy
             logger.info("policy %s@%s replaces %s@%s", policy.name, policy.version, old.name, old.version)
             self._switched(old, policy)
+
+    def _refuse(self, error: PolicyError) -> None:
+        logger.error("a policy is refused, %s@%s stays in service: %s", self.current.name, self.current.version, error)
+        self._refused(error)
 
     def _watch(self) -> None:
         # torch's number of threads is set for each thread.
@@ -137,24 +129,13 @@ class PolicyWatch:
             self._failing = False
 
 
-def _signature(folder: Path) -> Signature:
-    """Return a key that distinguishes the files of a policy from others: not their contents, which would be read every
-    second.
-
-    Unreadable files are left out: reading the policy reports why.
-    """
-    found = []
+def _files(folder: Path) -> list[Path]:
+    """Return the files of a policy."""
     try:
         weights = sorted(folder.glob("*.safetensors"))
     except OSError:  # Unavailable or unreadable: some versions of Python raise it, others do not.
         weights = []
-    for path in (folder / POLICY_FILE, *weights):
-        try:
-            status = path.stat()
-        except OSError:
-            continue
-        found.append((path.name, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
-    return tuple(found)
+    return [folder / POLICY_FILE, *weights]
 
 
 def _sound(folder: Path) -> Policy:

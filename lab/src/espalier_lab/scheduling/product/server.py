@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
+from espalier_core.files.reloading import ReloadedFiles
 from espalier_lab.scheduling.product.reader import AllocationPolicyFile
 from espalier_operator.policies.learned import PolicyFileError
 from espalier_operator.policies.remote import QuestionError, question_of
@@ -24,8 +25,6 @@ logger = logging.getLogger(__name__)
 MOST_BYTES: Final = 64 * 1024 * 1024
 """Of a question. That about 1,000 jobs on 5,000 nodes has less than one million."""
 
-_Signature = tuple[int, int, int]
-
 
 class Served:
     """The newest usable policy of a path."""
@@ -33,40 +32,26 @@ class Served:
     def __init__(self, path: Path) -> None:
         """Look at the file when it is asked for."""
         self._path = path
-        self._seen: _Signature | None = None
         self._file: AllocationPolicyFile | None = None
-        self._problem = ""
+        # Tried again with each question: its disk may have been away.
+        self._files = ReloadedFiles(
+            lambda: [path], lambda: AllocationPolicyFile(path), PolicyFileError, refused=self._refuse
+        )
 
     def current(self) -> AllocationPolicyFile:
         """Return the policy. Raises `PolicyFileError` where there was no usable one yet."""
-        seen = self._signature()
-        if seen != self._seen or seen is None:
-            self._seen = seen
-            self._read()
+        file = self._files.look()
+        if file is not None:
+            if self._file is None or file.version != self._file.version:
+                logger.info("%s: policy %s, learnt from %s", self._path, file.version, file.lineage.learnt_from)
+            self._file = file
         if self._file is None:
-            raise PolicyFileError(self._problem)
+            raise PolicyFileError(str(self._files.problem))
         return self._file
 
-    def _read(self) -> None:
-        try:
-            file = AllocationPolicyFile(self._path)
-        except PolicyFileError as error:
-            if str(error) != self._problem:
-                goes_on = "" if self._file is None else f"; {self._file.version} continues"
-                logger.error("%s%s", error, goes_on)
-            self._problem = str(error)
-            self._seen = None  # it is read again for the next question: its disk may have been away
-            return
-        if self._file is None or file.version != self._file.version:
-            logger.info("%s: policy %s, learnt from %s", self._path, file.version, file.lineage.learnt_from)
-        self._file, self._problem = file, ""
-
-    def _signature(self) -> _Signature | None:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+    def _refuse(self, error: PolicyFileError) -> None:
+        goes_on = "" if self._file is None else f"; {self._file.version} continues"
+        logger.error("%s%s", error, goes_on)
 
 
 def create_app(path: Path) -> FastAPI:

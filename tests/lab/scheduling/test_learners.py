@@ -17,8 +17,7 @@ from espalier_lab.scheduling.allocation.workloads import Mixed, StepByStep
 from espalier_lab.scheduling.learned.serving import LearnedAllocation
 from espalier_lab.scheduling.learned.twin import Twin
 from espalier_lab.scheduling.learners.actor_critic import _remembered
-from espalier_lab.scheduling.learners.learner import LearnerSettings
-from espalier_lab.scheduling.learners.registry import LEARNERS
+from espalier_lab.scheduling.learners.learner import LEARNERS, LearnerSettings
 from espalier_lab.scheduling.learners.rollout import STOP, collect
 from espalier_lab.scheduling.placement.actor import Actor
 from espalier_lab.scheduling.placement.candidates import emptiest

@@ -12,8 +12,7 @@ from espalier_lab.commands.policies.options import cluster_sizes, require_folder
 from espalier_lab.scheduling.allocation.judging import NODES
 from espalier_lab.scheduling.allocation.learning import learn_slots
 from espalier_lab.scheduling.allocation.rules import RULES
-from espalier_lab.scheduling.learners.learner import LearnerSettings
-from espalier_lab.scheduling.learners.registry import LEARNERS
+from espalier_lab.scheduling.learners.learner import LEARNERS, LearnerSettings
 
 _DEFAULTS = LearnerSettings()
 

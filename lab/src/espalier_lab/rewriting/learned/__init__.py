@@ -11,7 +11,7 @@ Importing this package registers the environment:
 
 A policy is learned by PPO on tables of costs, and used in the place of a search:
 
-    >>> policy = learn({"handwritten": [RewritesEnvironment("handwritten")]}, Settings(), seed=0)
+    >>> policy = learn({"handwritten": [RewritesEnvironment("handwritten")]}, RewriteLearnerSettings(), seed=0)
     >>> walks(RewritesEnvironment("handwritten"), policy, evaluations=40).plan
 
 The version in the name rises with anything that changes what is learned here.

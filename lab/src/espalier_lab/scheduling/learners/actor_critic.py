@@ -22,8 +22,7 @@ from espalier_lab.scheduling.learners.descent import descend, likelihood
 from espalier_lab.scheduling.learners.rollout import STOP, Rollout, Seen, collect, joined, padded
 
 if TYPE_CHECKING:
-    from espalier_lab.scheduling.learners.learner import SchedulingLearner
-    from espalier_lab.scheduling.learners.registry import OnUpdate
+    from espalier_lab.scheduling.learners.learner import OnUpdate, SchedulingLearner
 
 MEMORY: Final = 8192
 """Decisions that are remembered."""

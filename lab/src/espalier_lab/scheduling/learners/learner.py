@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -10,9 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from espalier_lab.scheduling.learners import actor_critic, ppo
 from espalier_lab.scheduling.learners.descent import imitate
-from espalier_lab.scheduling.learners.registry import LEARNERS, OnUpdate
 from espalier_lab.scheduling.learners.rollout import STOP, ParallelEpisodes, Seen, columns_of, joined, tensors
+
+OnUpdate = Callable[[int, dict[str, float]], None]
+"""Hears the number of each update, and its figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,3 +99,9 @@ class SchedulingLearner:
     def improve(self, on_update: OnUpdate = lambda *_: None) -> None:
         """Learn from own decisions; `on_update` gets the figures of each update."""
         LEARNERS[self.settings.learner](self, on_update)
+
+
+LEARNERS: Final[dict[str, Callable[[SchedulingLearner, OnUpdate], None]]] = {
+    "ppo": ppo.improve,
+    "actor-critic": actor_critic.improve,
+}

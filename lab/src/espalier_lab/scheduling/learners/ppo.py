@@ -16,8 +16,7 @@ from espalier_lab.scheduling.learners.recurrent import Recurrent, check_whole, r
 from espalier_lab.scheduling.learners.rollout import Estimates, Rollout, Seen, collect, estimated, joined, padded
 
 if TYPE_CHECKING:
-    from espalier_lab.scheduling.learners.learner import LearnerSettings, SchedulingLearner
-    from espalier_lab.scheduling.learners.registry import OnUpdate
+    from espalier_lab.scheduling.learners.learner import LearnerSettings, OnUpdate, SchedulingLearner
 
 Rows: TypeAlias = NDArray[np.int64] | slice
 """Some of the episodes."""

@@ -43,10 +43,3 @@ def test_what_is_charged_is_used_of_the_budget() -> None:
     clock = ChargedScheduler(BUDGET, lambda architecture: 0.002)
     run = VirtualRun(job=job(), seed=0, services=Services(clock, step_took=lambda seconds: clock.charge(0.002)))
     assert run.train().result.steps == pytest.approx(trained().result.steps / 2, abs=1)
-
-
-def test_nothing_comes_on_the_way_of_an_undisturbed_job_and_other_changes_are_made() -> None:
-    changed = undisturbed(load_job(DIGITS), training={"batchSize": 16}).spec
-    assert changed.training.batch_size == 16
-    assert changed.training.evaluate_every_epochs > 1000
-    assert changed.checkpoint.interval_seconds > 3600

@@ -298,6 +298,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: edit_weights(f, lambda t: t.update({BIAS: t[BIAS].half()})),
         r"is torch\.float16, where torch\.float32 is expected",
     ),
+    "a tensor of a type of which torch does not know whether it is finite": (
+        lambda f: edit_weights(f, lambda t: t.update({BIAS: t[BIAS].to(torch.float8_e4m3fn)})),
+        r"is torch\.float8_e4m3fn, where torch\.float32 is expected",
+    ),
     "a tensor too many": (
         lambda f: edit_weights(f, lambda t: t.update(extra=torch.zeros(1))),
         "tensor 'extra' does not belong to this network",

@@ -35,6 +35,7 @@ from espalier_core.files.documents import (
     write_bytes_atomically,
     write_document,
 )
+from espalier_core.files.tensors import TensorFacts, fault_of
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.advice import PolicyVersion
 
@@ -226,7 +227,9 @@ def load_policy(folder: Path) -> Policy:
         raise PolicyError(f"{weights_path}: holds tensors of type {error}, where torch.float32 is expected") from error
     shapes = PolicyNetwork.shapes(document.network)
     expected = {NETWORK_PREFIX + key: shape for key, shape in shapes.items()}
-    _check_tensors(weights_path, tensors, {**expected, EMBEDDINGS: (len(document.vocabulary), EMBEDDING_SIZE)})
+    expected[EMBEDDINGS] = (len(document.vocabulary), EMBEDDING_SIZE)
+    if fault := fault_of({name: _facts(tensor) for name, tensor in tensors.items()}, expected, str(torch.float32)):
+        raise PolicyError(f"{weights_path}: {fault}")
     try:
         vocabulary = Vocabulary(document.vocabulary, tensors[EMBEDDINGS], document.embedding_seed)
     except ValueError as error:
@@ -297,19 +300,5 @@ def _version(weights: bytes, network: NetworkConfig, vocabulary: Vocabulary) -> 
     return digest.hexdigest()[:12]
 
 
-def _check_tensors(path: Path, found: dict[str, torch.Tensor], expected: dict[str, tuple[int, ...]]) -> None:
-    for name, shape in expected.items():
-        if name not in found:
-            raise PolicyError(f"{path}: tensor {name!r} is missing")
-        tensor = found[name]
-        if tuple(tensor.shape) != shape:
-            raise PolicyError(
-                f"{path}: tensor {name!r} has shape {list(tensor.shape)}, where {list(shape)} is expected"
-            )
-        if tensor.dtype != torch.float32:
-            raise PolicyError(f"{path}: tensor {name!r} is {tensor.dtype}, where torch.float32 is expected")
-        if not bool(torch.isfinite(tensor).all()):
-            raise PolicyError(f"{path}: tensor {name!r} holds values that are not finite")
-    surplus = sorted(set(found) - set(expected))
-    if surplus:
-        raise PolicyError(f"{path}: tensor {surplus[0]!r} does not belong to this network")
+def _facts(tensor: torch.Tensor) -> TensorFacts:
+    return TensorFacts(tuple(tensor.shape), str(tensor.dtype), lambda: bool(torch.isfinite(tensor).all()))

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from espalier_core.base import Record
 from espalier_core.files.documents import DocumentError, first_fault, read_bounded, write_bytes_atomically
+from espalier_core.files.tensors import TensorFacts, fault_of
 from espalier_lab.scheduling.learned.description import (
     CLUSTER_FEATURES,
     FORMAT,
@@ -192,19 +194,13 @@ def _check(weights: Weights, options: int, source: str) -> None:
     if not 1 <= hidden <= MAX_HIDDEN:
         raise LearnedPolicyError(f"{source}: job.bias is missing, or not a vector of 1 to {MAX_HIDDEN} values")
     expected = shapes(options, hidden) | (PLACEMENT if PLACEMENT.keys() & weights.keys() else {})
-    if surplus := sorted(set(weights) - set(expected)):
-        raise LearnedPolicyError(f"{source}: tensor {surplus[0]!r} does not belong to this network")
-    for name, shape in expected.items():
-        value = weights.get(name)
-        if value is None:
-            raise LearnedPolicyError(f"{source}: tensor {name!r} is missing")
-        if value.shape != shape or value.dtype != np.float32:
-            raise LearnedPolicyError(
-                f"{source}: tensor {name!r} is {value.dtype} {list(value.shape)}, "
-                f"where float32 {list(shape)} is expected"
-            )
-        if not np.isfinite(value).all():
-            raise LearnedPolicyError(f"{source}: tensor {name!r} holds values that are not finite")
+    found = {name: _facts(value) for name, value in weights.items()}
+    if fault := fault_of(found, expected, "float32"):
+        raise LearnedPolicyError(f"{source}: {fault}")
+
+
+def _facts(value: NDArray[Any]) -> TensorFacts:
+    return TensorFacts(value.shape, str(value.dtype), lambda: bool(np.isfinite(value).all()))
 
 
 def _version(weights: Weights, lineage: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Binds pods to nodes and lets them run, in kube-scheduler's and kubelets' place: `-m bench.load.binder KUBECONFIG`.
+"""Binds pods to nodes and lets them run, in kube-scheduler's and kubelets' place: `python binder.py KUBECONFIG`.
 
 A pod goes to the node that it requires by name, or else to the one on which it leaves the fewest GPUs free; nothing
 else is looked at, for these nodes are alike. It runs as soon as it is bound. This process runs in parallel to the
@@ -12,6 +12,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.load.api import Access, Api, ApiError, connect
 from bench.load.objects import GPU, gpus_of, path_of, pod_begin

@@ -130,7 +130,7 @@ def kwok_command(kwok: Path, kubeconfig: Path) -> list[str]:
 
 def binder_command(kubeconfig: Path) -> list[str]:
     """Return how the binder is started."""
-    return [sys.executable, "-m", "bench.load.binder", str(kubeconfig)]
+    return [sys.executable, str(Path(__file__).with_name("binder.py")), str(kubeconfig)]
 
 
 def operator_command(kubeconfig: Path, health: int, snapshot: int) -> list[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.printing import Table, about, described
+from espalier_lab.run_store import RunStoreError
 
 CASES: Final = Path(__file__).with_name("cases")
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -106,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if options.json:  # after each part: a later one may fail
                     document["minutes"] = (time.monotonic() - began) / 60
                     options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        except BenchError as error:
+        except (BenchError, RunStoreError) as error:
             raise SystemExit(f"error: {error}") from error
         except KeyboardInterrupt:
             raise SystemExit(128 + signal.SIGINT) from None

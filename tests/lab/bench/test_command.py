@@ -15,6 +15,7 @@ from bench import command
 from bench.command import PICTURE, BenchError, Option, cases, main, parsed
 from bench.printing import PROJECT, Table, share
 from bench.statistics import interval, paired, saved, spread
+from espalier_lab.run_store import RunStoreError
 
 
 @pytest.fixture
@@ -30,6 +31,8 @@ def case(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         yield "the end"
         if options.loads == [9.0]:
             raise BenchError("too much")
+        if options.loads == [8.0]:
+            raise RunStoreError("file: holds other runs; name another file")
 
     vars(made).update(
         OPTIONS={"seeds": Option(5), "loads": Option([0.5, 1.0], "of the cluster"), "picture": PICTURE},
@@ -104,6 +107,8 @@ def test_figures_are_printed_and_written(
 def test_errors_are_one_line(case: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="error: too much"):
         main(["joint", "--quick", "--loads", "9"])
+    with pytest.raises(SystemExit, match="error: file: holds other runs; name another file"):
+        main(["joint", "--quick", "--loads", "8"])
     with pytest.raises(SystemExit, match="error: 'none' is no benchmark; `python -m bench` lists them"):
         main(["none"])
 

@@ -169,11 +169,11 @@ class Room:
     def fits(self, job: Seen, gpu_type: str, owed: list[Counter[str]], *, without_lent: bool = False) -> int:
         """Return how many workers of a job fit now, whatever nodes those take that are owed something.
 
-        `without_lent`: or would if nobody were lent anything.
+        `without_lent`: or would if nobody were lent GPUs of its resource: those of others are not asked for their memory.
         """
         held, wants = self._world.held(), job.wants
         if without_lent:
-            for node, amounts in self._lent().items():
+            for node, amounts in self._lent(job.resource).items():
                 held[node].subtract(amounts)
         room = 0
         for name in self.nodes_of(job, gpu_type):
@@ -181,14 +181,15 @@ class Room:
             room += times({each: whole[each] - held[name][each] for each in whole}, wants)
         return room - sum(max(-(-each[name] // wants[name]) for name in wants if name != "pods") for each in owed)
 
-    def _lent(self) -> dict[str, Counter[str]]:
-        """Return by node what extra workers of the operator's jobs hold that are not being ended."""
+    def _lent(self, resource: str) -> dict[str, Counter[str]]:
+        """Return by node what extra workers of the operator's jobs hold that have GPUs of `resource` and go on."""
         found: dict[str, Counter[str]] = defaultdict(Counter)
         owners = set(map(identity, filter(self._is_own, self._world.jobs.values())))
         for pod in self._world.pods.values():
             node, name = node_of(pod), pod["metadata"]["name"]
             stays = not is_over(pod) and "deletionTimestamp" not in pod["metadata"]
-            if node in self._world.nodes and stays and claimant(pod) in owners and "-extra-" in name:
+            has_some = stays and requests_of(pod)[resource]
+            if node in self._world.nodes and has_some and claimant(pod) in owners and "-extra-" in name:
                 found[node or ""].update(requests_of(pod))
         return found
 

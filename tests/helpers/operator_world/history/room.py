@@ -49,12 +49,13 @@ class Room:
     def pinned(self, *, own: bool = False) -> Counter[Place]:
         """Return the GPUs that workers wait for which are not bound; `own`: workers of the operator's jobs.
 
-        Workers of others wait for none while a ResourceQuota refuses their claims, or the node does not take them, or
-        has too few that are free or given back.
+        Workers of others, and of jobs that are being deleted, wait for none while a ResourceQuota refuses their claims,
+        or the node does not take them, or has too few that are free or given back.
         """
         found, taken = Counter[Place](), Counter[Place]()
         leaving = Counter[Place]() if own else self.leaving()
-        is_own = {identity(job): self._is_own(job) for job in self._world.jobs.values()}
+        stays = {identity(job): "deletionTimestamp" not in job["metadata"] for job in self._world.jobs.values()}
+        is_own = {identity(job): self._is_own(job) and stays[identity(job)] for job in self._world.jobs.values()}
         for pod in self._world.pods.values():
             waits = not (node_of(pod) or is_over(pod) or is_gated(pod) or "deletionTimestamp" in pod["metadata"])
             if not waits or (node := pinned_to(pod)) is None:
@@ -169,7 +170,7 @@ class Room:
     def fits(self, job: Seen, gpu_type: str, owed: list[Counter[str]], *, without_lent: bool = False) -> int:
         """Return how many workers of a job fit now, whatever nodes those take that are owed something.
 
-        `without_lent`: or would if nobody were lent GPUs of its resource: those of others are not asked for their memory.
+        `without_lent`: or would if nobody were lent GPUs of its resource: those of others keep their memory.
         """
         held, wants = self._world.held(), job.wants
         if without_lent:

@@ -13,7 +13,11 @@ from kube import ClusterError, Nodes, Space, get_raw, host_folder, kubectl, shar
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PATCH = ("--type=merge", "--patch")
 SERVER = """
-import http.server
+import http.server, json, os, urllib.request
+posted = {"trainerStatus": {"metrics": [{"name": "posted", "value": "7"}]}}
+proof = {"Authorization": "Bearer " + open(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read()}
+url = os.environ["KUBEFLOW_TRAINER_SERVER_URL"]
+urllib.request.urlopen(urllib.request.Request(url, json.dumps(posted).encode(), proof), timeout=20).read()
 class Page(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
@@ -78,7 +82,7 @@ def test_programs_complete_and_a_suspended_one_resumes_where_it_stopped(space: S
 
 
 def test_the_end_of_the_budget_is_sigterm_and_a_waiting_program_follows(space: Space, nodes: Nodes) -> None:
-    """It may say in its metrics how far it is, and it has no rights at the API server."""
+    """It may say in its metrics how far it is, and post that; and it has no rights at the API server."""
     nodes.set_gpus(1)
     shared_folder(space, nodes.names[0])
     space.apply(example("program-shell", space, timeBudgetSeconds=6))
@@ -94,11 +98,14 @@ def test_the_end_of_the_budget_is_sigterm_and_a_waiting_program_follows(space: S
     space.apply(pages)
     assert space.wait_condition("program-shell", "Complete")["reason"] == "BudgetExhausted"
     assert space.status("program-shell")["scheduling"]["failures"] == 0
-    found = wait_for("its metrics are read", lambda: training(space, "program-pytorch").get("metrics"))
-    assert found == [{"name": "loss", "value": 0.5}]
+    told = [{"name": "posted", "value": 7}, {"name": "loss", "value": 0.5}]
+    wait_for("its post and its metrics are read", lambda: training(space, "program-pytorch").get("metrics") == told)
     assert training(space, "program-pytorch")["donePercentage"] == 25
     pod = space.leader("program-pytorch")
     assert pod is not None
-    assert not any("token" in json.dumps(volume) for volume in pod["spec"]["volumes"])
+    tokens = [volume for volume in pod["spec"]["volumes"] if "serviceAccountToken" in json.dumps(volume)]
+    assert all('"audience": "espalier-progress/' in json.dumps(volume) for volume in tokens), (
+        "the API server takes none"
+    )
     with pytest.raises(ClusterError, match="404"):
         space.report("program-pytorch")

@@ -115,9 +115,11 @@ lint: .venv/.ready  ## run ruff, strict mypy, import-linter, shellcheck and dept
 sizes: .venv/.ready  ## lower the numbers in hack/sizes.toml to the sizes
 	.venv/bin/python hack/sizes --lower
 
-.PHONY: e2e-local
+.PHONY: e2e-local e2e-quiet
 e2e-local: .venv/.ready  ## run what a person types on a laptop: jobs, the book's commands, benchmarks
 	OMP_NUM_THREADS=1 .venv/bin/pytest tests/e2e/local -m "not quiet" --numprocesses $(WORKERS) --dist load --maxschedchunk 1
+
+e2e-quiet: .venv/.ready  ## run those of them that need a machine which does nothing else
 	OMP_NUM_THREADS=1 .venv/bin/pytest tests/e2e/local -m quiet --numprocesses 0
 
 .PHONY: test-release

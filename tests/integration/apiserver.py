@@ -205,10 +205,13 @@ class ApiServer:
             "trust_env": False,
         }
 
-    def token(self, namespace: str, service_account: str) -> str:
-        """Return a token of the ServiceAccount, good for an hour."""
+    def token(self, namespace: str, service_account: str, *audiences: str, pod: str | None = None) -> str:
+        """Return a token of the ServiceAccount, good for an hour; with `pod` as the kubelet mounts it into that."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{service_account}/token"
-        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        spec: dict[str, Any] = {"audiences": audiences} if audiences else {}
+        if pod is not None:
+            spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": pod}
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         return str(self.request("POST", path, body)["status"]["token"])
 
     def kubeconfig_text(self, token: str, namespace: str = "default") -> str:

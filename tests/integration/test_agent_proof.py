@@ -13,21 +13,12 @@ from espalier_agent.service.proof import Proofs
 from espalier_agent.service.reviews import reviewer
 from espalier_core.types.advice import JobIdentity
 
-_TOKEN = "authentication.k8s.io/v1"
 _RBAC = "rbac.authorization.k8s.io/v1"
 _REVIEW = {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}
 
 
 def account(server: ApiServer, namespace: str, name: str) -> None:
     server.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": name}})
-
-
-def token_of(server: ApiServer, namespace: str, name: str, *audiences: str) -> str:
-    """Return a token as the kubelet asks for it: for these audiences."""
-    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
-    spec = {"audiences": list(audiences), "expirationSeconds": 3600}
-    body = {"apiVersion": _TOKEN, "kind": "TokenRequest", "spec": spec}
-    return str(server.request("POST", path, body)["status"]["token"])
 
 
 def answer(proofs: Proofs, token: str, job: str) -> tuple[int, str]:
@@ -71,14 +62,14 @@ def test_a_token_proves_its_own_job_and_no_other(cluster: ApiServer, agent: tupl
     job = JobIdentity(victim, "digits", "uid-1")
     proofs = Proofs(reviewer())
     try:
-        good = token_of(cluster, victim, "digits-trainer", job.audience)
+        good = cluster.token(victim, "digits-trainer", job.audience)
         assert answer(proofs, good, job.key) == (200, "")
         assert answer(proofs, good, f"{victim}/other")[0] == 403
-        stolen = token_of(cluster, tenant, "digits-trainer", job.audience)
+        stolen = cluster.token(tenant, "digits-trainer", job.audience)
         status, message = answer(proofs, stolen, job.key)
         assert (status, f"system:serviceaccount:{tenant}:digits-trainer" in message) == (403, True)
         assert answer(proofs, cluster.token(victim, "digits-trainer"), job.key)[0] == 401
-        both = token_of(cluster, victim, "digits-trainer", job.audience, "https://kubernetes.default.svc")
+        both = cluster.token(victim, "digits-trainer", job.audience, "https://kubernetes.default.svc")
         assert answer(proofs, both, job.key)[0] == 401
         head, payload, signature = good.split(".")
         forged = f"{head}.{payload}.{signature[::-1]}"
@@ -90,7 +81,7 @@ def test_a_token_proves_its_own_job_and_no_other(cluster: ApiServer, agent: tupl
 def test_the_token_is_good_for_nothing_else(cluster: ApiServer) -> None:
     namespace = cluster.namespace()
     account(cluster, namespace, "digits-trainer")
-    token = token_of(cluster, namespace, "digits-trainer", JobIdentity(namespace, "digits", "uid-1").audience)
+    token = cluster.token(namespace, "digits-trainer", JobIdentity(namespace, "digits", "uid-1").audience)
     with cluster.client(token) as client:
         assert client.get("/version").status_code == 401
     with cluster.client(cluster.token(namespace, "digits-trainer")) as client:
@@ -102,7 +93,7 @@ def test_an_agent_without_the_right_says_which_it_needs(cluster: ApiServer, agen
     account(cluster, namespace, "digits-trainer")
     job = JobIdentity(namespace, "digits", "uid-1")
     proofs = Proofs(reviewer())
-    status, message = answer(proofs, token_of(cluster, namespace, "digits-trainer", job.audience), job.key)
+    status, message = answer(proofs, cluster.token(namespace, "digits-trainer", job.audience), job.key)
     assert status == 503
     assert "`create` of tokenreviews.authentication.k8s.io" in message
     proofs.close()
@@ -112,7 +103,7 @@ def test_an_api_server_that_is_away_is_waited_for_but_briefly(cluster: ApiServer
     namespace, _ = agent
     account(cluster, namespace, "digits-trainer")
     job = JobIdentity(namespace, "digits", "uid-1")
-    token = token_of(cluster, namespace, "digits-trainer", job.audience)
+    token = cluster.token(namespace, "digits-trainer", job.audience)
     proofs = Proofs(reviewer())
     cluster.stop()
     status, message = answer(proofs, token, job.key)

@@ -94,10 +94,8 @@ def test_the_leader_of_a_program_posts_its_progress_and_nobody_else_does(world: 
 
         def token(owner: dict[str, Any], audience: str) -> str:
             """Return what the kubelet would mount into a pod."""
-            account, bound = owner["spec"]["serviceAccountName"], {"name": owner["metadata"]["name"]}
-            spec = {"audiences": [audience], "boundObjectRef": {"kind": "Pod", "apiVersion": "v1", **bound}}
-            path = f"/api/v1/namespaces/{world.namespace}/serviceaccounts/{account}/token"
-            return str(world.server.request("POST", path, {"spec": spec})["status"]["token"])
+            account, name = owner["spec"]["serviceAccountName"], owner["metadata"]["name"]
+            return world.server.token(world.namespace, account, audience, pod=name)
 
         def post(body: Any, proof: str | None, url: str = variables["KUBEFLOW_TRAINER_SERVER_URL"]) -> int:
             headers = {} if proof is None else {"Authorization": f"Bearer {proof}"}

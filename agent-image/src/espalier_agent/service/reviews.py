@@ -40,13 +40,8 @@ def reviewer() -> Reviewer:
     client = Client(api, Retries(deadline=DEADLINE_SECONDS, tries=1))
 
     def review(token: str, audience: str) -> Review:
-        body = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": TOKEN_REVIEWS.kind,
-            "spec": {"token": token, "audiences": [audience]},
-        }
         try:
-            answer = client.create(TOKEN_REVIEWS, body)
+            answer = client.create(TOKEN_REVIEWS, TOKEN_REVIEWS.review({"token": token, "audiences": [audience]}))
         except ApiError as error:
             if error.status is not None and error.status.code in (401, 403):
                 raise ReviewError(

@@ -34,6 +34,10 @@ class Resource:
         parts += [part for part in (self.plural, name, subresource) if part is not None]
         return "/" + "/".join(parts)
 
+    def review(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what asks the API server for a review of this kind, which has a group: its answer is in the status."""
+        return {"apiVersion": f"{self.group}/{self.version}", "kind": self.kind, "spec": spec}
+
 
 JOBS: Final = Resource(KIND, GROUP, VERSION, PLURAL)
 QUEUES: Final = Resource(QUEUE_KIND, GROUP, VERSION, QUEUE_PLURAL, namespaced=False)

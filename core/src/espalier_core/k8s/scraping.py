@@ -80,8 +80,7 @@ class Scrapers:
         return 200 if allowed.get("allowed") is True else 403
 
     def _review(self, resource: Resource, spec: Mapping[str, Any]) -> Mapping[str, Any]:
-        body = {"apiVersion": f"{resource.group}/{resource.version}", "kind": resource.kind, "spec": spec}
-        status = self._client.create(resource, body).get("status")
+        status = self._client.create(resource, resource.review(spec)).get("status")
         return status if isinstance(status, dict) else {}
 
 

@@ -307,8 +307,12 @@ class JobIdentity:
 
     @property
     def audience(self) -> str:
-        """The audience of a token that proves this job."""
-        return f"{AUDIENCE}/{self.namespace}/{self.name}/{self.uid}"
+        """The audience of a token that proves this job to the agent."""
+        return self.audience_of(AUDIENCE)
+
+    def audience_of(self, service: str) -> str:
+        """Return the audience of a token that proves this job to a service."""
+        return f"{service}/{self.namespace}/{self.name}/{self.uid}"
 
     @classmethod
     def of_audience(cls, audience: str) -> Self | None:

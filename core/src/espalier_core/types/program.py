@@ -27,11 +27,6 @@ _GROUP: Final = re.compile(r"\(\?P?<([A-Za-z_][A-Za-z0-9_]*)>")
 _LABEL: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="([^"\\\n]*)"')
 
 
-def progress_audience(namespace: str, name: str, uid: str) -> str:
-    """Return the audience of the token with which the leader of a program posts its progress to the operator."""
-    return f"espalier-progress/{namespace}/{name}/{uid}"
-
-
 def compile_pattern(text: str) -> Any:
     """Return the compiled line pattern (`re2`, whose time is linear in the length of the line).
 

@@ -216,7 +216,7 @@ class KubeBackend:
 
     def take_post(self, poster: Poster, values: Mapping[str, float]) -> None:
         """Take in what the leader of a program has posted."""
-        job = self.jobs.get(poster.job)
+        job = self.jobs.get(poster.job.uid)
         if job is not None:
             job.take_post(values, self._clock.now())
 

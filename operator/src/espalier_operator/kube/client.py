@@ -212,8 +212,7 @@ class KubeClient:
     async def review(self, token: str, audience: str) -> Raw:
         """Return the status of a TokenReview for `audience`; it is tried once."""
         kind = resources.TOKEN_REVIEWS
-        spec = {"token": token, "audiences": [audience]}
-        body: Raw = {"apiVersion": f"{kind.group}/{kind.version}", "kind": kind.kind, "spec": spec}
+        body = kind.review({"token": token, "audiences": [audience]})
         reviewed: Raw = await self._request("create", "POST", kind, kind.path(), body=body, tries=1)
         return reviewed.get("status") or {}
 

@@ -12,9 +12,9 @@ from typing import Final
 
 from aiohttp import web
 
-from espalier_core.types.program import progress_audience
 from espalier_operator.clock import Clock
 from espalier_operator.kube.client import ApiRefusalError, KubeClient
+from espalier_operator.kube.objects.worker_pod import POSTS_AUDIENCE
 from espalier_operator.kube.state.progress import Poster
 from espalier_operator.loop import BackendError
 from espalier_operator.programs import values_of_post
@@ -68,7 +68,8 @@ class Posts:
 
     async def _pod_of(self, token: str, poster: Poster) -> str:
         """Return the UID of the pod that a token proves for the audience of this job; empty: none."""
-        now, digest = self._clock.now(), hashlib.sha256(f"{poster.job} {token}".encode()).digest()
+        audience = poster.job.audience_of(POSTS_AUDIENCE)
+        now, digest = self._clock.now(), hashlib.sha256(f"{audience} {token}".encode()).digest()
         pod, until = self._known.get(digest, ("", 0.0))
         if now < until:
             return pod
@@ -76,7 +77,6 @@ class Posts:
             raise BackendError("too many are reviewed at the moment; try again")
         self._reviews += 1
         try:
-            audience = progress_audience(poster.namespace, poster.name, poster.job)
             status = await self._client.review(token, audience)
         finally:
             self._reviews -= 1

@@ -7,10 +7,9 @@ from typing import Any, Final
 
 from espalier_core.files.documents import dumps
 from espalier_core.types import environment
-from espalier_core.types.advice import TOKEN_SECONDS, JobIdentity
+from espalier_core.types.advice import AUDIENCE, TOKEN_SECONDS, JobIdentity
 from espalier_core.types.job import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
 from espalier_core.types.pod_template import PodMetadata
-from espalier_core.types.program import progress_audience
 from espalier_core.types.status import JobStatus
 from espalier_operator.kube.objects import names, nodes
 from espalier_operator.kube.objects.jobs import KubeJob, trainer_document
@@ -52,6 +51,8 @@ KEY_FOLDER: Final = "/var/run/secrets/espalier.dev/workers"
 """Where workers that train together find the key of their job."""
 STATUS_FOLDER: Final = "/var/run/secrets/espalier.dev/status"
 """Where the leader of a program finds the token with which it posts its progress."""
+POSTS_AUDIENCE: Final = "espalier-progress"
+"""First part of the audience of that token, as `AUDIENCE` of the agent's."""
 STATUS_ROUTE: Final = "/namespaces/{namespace}/jobs/{name}/status"
 """Where it posts that, at the operator."""
 _STATUS_VOLUME: Final = "espalier-status-token"
@@ -118,11 +119,9 @@ def worker_pod(
         _name_metrics_port(spec, container)
     mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), reserved=True)
     if _reports_outcome(job, worker, index, settings):
-        audience = JobIdentity(job.namespace, job.name, job.uid).audience
-        mount(spec, container, _TOKEN_VOLUME, TOKEN_FOLDER, _token_volume(audience), reserved=True)
+        mount(spec, container, _TOKEN_VOLUME, TOKEN_FOLDER, _token_volume(job, AUDIENCE), reserved=True)
     if _posts(job, worker, index, settings):
-        audience = progress_audience(job.namespace, job.name, job.uid)
-        mount(spec, container, _STATUS_VOLUME, STATUS_FOLDER, _token_volume(audience), reserved=True)
+        mount(spec, container, _STATUS_VOLUME, STATUS_FOLDER, _token_volume(job, POSTS_AUDIENCE), reserved=True)
     if job.terms.trains_together:
         secret = {"secretName": names.secret_name(job.name, job.uid)}
         mount(spec, container, _KEY_VOLUME, KEY_FOLDER, {"secret": secret}, reserved=True)
@@ -248,8 +247,9 @@ def _posts(job: KubeJob, worker: WorkerRole, index: int, settings: KubeSettings)
     return job.terms.program and (worker, index) == (WorkerRole.BASE, 0) and settings.progress_url is not None
 
 
-def _token_volume(audience: str) -> Manifest:
-    """Return a token for one service alone: no other accepts its audience."""
+def _token_volume(job: KubeJob, service: str) -> Manifest:
+    """Return a token that proves the job to one service: no other accepts its audience."""
+    audience = JobIdentity(job.namespace, job.name, job.uid).audience_of(service)
     token = {"path": _TOKEN, "audience": audience, "expirationSeconds": TOKEN_SECONDS}
     return {"projected": {"sources": [{"serviceAccountToken": token}]}}
 

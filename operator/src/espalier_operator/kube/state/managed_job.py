@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from espalier_core.types.advice import JobIdentity
 from espalier_core.types.allocation import SignalTrace
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.status import JobStatus, parse_status
@@ -326,13 +327,13 @@ class ManagedJob(WorkItem):
         leader = self.pods.leader
         if self.job is None or not self.job.terms.program or leader is None or self.state.outcome is not None:
             return None
-        return Poster(job=self.uid, pod=leader.uid, namespace=self.job.namespace, name=self.job.name)
+        return Poster(job=JobIdentity(self.job.namespace, self.job.name, self.uid), pod=leader.uid)
 
     def take_post(self, values: Mapping[str, float], now: float) -> None:
         """Take in what its leader has posted."""
         program = None if self.job is None else self.job.job.spec.program
         spec = None if program is None else program.progress
-        self.program.post(values, None if spec is None else spec.steps, now)
+        self.program.read(values, None if spec is None else spec.steps, now)
         self.mark_dirty(PendingChanges.FACTS, FlushPriority.NOTHING)
 
     def waiting_pods(self) -> list[Pod]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from espalier_core.types.advice import JobIdentity
 from espalier_core.types.measurements import Measurements, merged
 from espalier_core.types.program import ProgressSpec
 from espalier_core.types.report import Report
@@ -123,13 +124,9 @@ def source_of(job: KubeJob, leader: Pod | None) -> ProgressSource | None:
 class Poster:
     """The leader of a program, which may post its progress."""
 
-    job: str
-    """UID of the job."""
+    job: JobIdentity
     pod: str
     """UID of its leader's pod."""
-    namespace: str
-    name: str
-    """Name of the job."""
 
 
 class ProgramProgress:
@@ -157,13 +154,10 @@ class ProgramProgress:
         self.is_forbidden = values is None
         if source.ended:
             self._read_to_end = source.pod
-        self._read(values or {}, source.spec.steps, now)
+        self.read(values or {}, source.spec.steps, now)
 
-    def post(self, values: Mapping[str, float], steps: int | None, now: float) -> None:
-        """Take in what the leader has posted at `now`; `steps` are those in all by the job."""
-        self._read(values, steps, now)
-
-    def _read(self, values: Mapping[str, float], steps: int | None, now: float) -> None:
+    def read(self, values: Mapping[str, float], steps: int | None, now: float) -> None:
+        """Take in `values` that were read or posted at `now`; `steps` are those in all by the job."""
         if values:
             self.reading, self.read_at = self.reading.then(values, steps), utc(now)
 

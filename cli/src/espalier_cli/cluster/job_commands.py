@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -9,7 +10,7 @@ import click
 from espalier_cli.cluster.options import EXIT_CODES, cluster_options, handle_of, job_argument, namespace_option
 from espalier_cli.errors import InputError
 from espalier_cli.starting import JobFile
-from espalier_core.client.cluster import ClusterClient
+from espalier_core.client.cluster import ClusterClient, ClusterHandle
 from espalier_core.k8s.access import Cluster
 from espalier_core.validation.reading import JobFileError, load_jobs
 
@@ -35,9 +36,7 @@ def submit(files: tuple[Path, ...], namespace: str | None, cluster: Cluster) -> 
 @cluster_options
 def delete(job: str, namespace: str | None, cluster: Cluster) -> None:
     """End JOB and delete it; its volumes, with its checkpoints, stay."""
-    handle = handle_of(job, namespace, cluster)
-    handle.delete()
-    click.echo(f"{handle.namespace}/{handle.name} is deleted", err=True)
+    _change(handle_of(job, namespace, cluster), ClusterHandle.delete, "is deleted")
 
 
 @click.command(epilog=EXIT_CODES)
@@ -46,9 +45,7 @@ def delete(job: str, namespace: str | None, cluster: Cluster) -> None:
 @cluster_options
 def suspend(job: str, namespace: str | None, cluster: Cluster) -> None:
     """Take all GPUs from JOB, with a checkpoint, until it is resumed (`spec.suspend`)."""
-    handle = handle_of(job, namespace, cluster)
-    handle.suspend()
-    click.echo(f"{handle.namespace}/{handle.name} is suspended", err=True)
+    _change(handle_of(job, namespace, cluster), ClusterHandle.suspend, "is suspended")
 
 
 @click.command(epilog=EXIT_CODES)
@@ -57,9 +54,12 @@ def suspend(job: str, namespace: str | None, cluster: Cluster) -> None:
 @cluster_options
 def resume(job: str, namespace: str | None, cluster: Cluster) -> None:
     """Let JOB, which was suspended, wait for GPUs and continue from its checkpoint."""
-    handle = handle_of(job, namespace, cluster)
-    handle.resume()
-    click.echo(f"{handle.namespace}/{handle.name} is resumed", err=True)
+    _change(handle_of(job, namespace, cluster), ClusterHandle.resume, "is resumed")
+
+
+def _change(handle: ClusterHandle, change: Callable[[ClusterHandle], None], done: str) -> None:
+    change(handle)
+    click.echo(f"{handle.namespace}/{handle.name} {done}", err=True)
 
 
 @click.command(epilog=EXIT_CODES)

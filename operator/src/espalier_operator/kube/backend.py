@@ -1,8 +1,8 @@
 """The loop's backend for Kubernetes. One reconcile, in order:
 
 1. `watch.informer` puts what the API server sends into `watch.store`, and wakes the loop.
-2. `loop.Loop.tick` calls `observe`. Each `state.managed_job` looks at its pods and its report (`job.progress`), and
-   `snapshot.assemble` makes one snapshot of all jobs.
+2. `loop.SchedulerLoop.tick` calls `observe`. Each `state.managed_job` looks at its pods and its report
+   (`job.progress`), and `snapshot.assemble` makes one snapshot of all jobs.
 3. `planner.plan` decides, by the scheduling policy.
 4. `apply` changes the state of a job for each action (`job.transitions.after`).
 5. `planned` queues the jobs that have something to write or to do (`apply.workqueue`).

@@ -172,7 +172,7 @@ class JobRecord:
     """What is recorded of a job from one observation to the next, as far as the planner decides by it.
 
     A backend's `JobState` and the planner's `JobFacts` both have these fields; a job's status keeps most of them under
-    the same names (`job.status`).
+    the same names (`job.view`).
     """
 
     admitted_at: float | None = None

@@ -1,8 +1,9 @@
 """Shares by a policy file, which another process evaluates; without an answer, those of `fair`.
 
-The operator neither loads the file nor waits for it in `decide`. Before a plan, `asking` has the file's answer put into
-what the policy remembers, or why there is none. So a restart, a replay of the audit log and `espalier explain` decide
-the same without the file. Where a file is named (`file`), as on a laptop and in simulations, it is evaluated here.
+The operator neither loads the file nor waits for it in `decide`. Before a plan, `remote.Asking` has the file's answer
+put into what the policy remembers, or why there is none. So a restart, a replay of the audit log and `espalier explain`
+decide the same without the file. Where a file is named (`file`), as on a laptop and in simulations, it is evaluated
+here.
 """
 
 from __future__ import annotations

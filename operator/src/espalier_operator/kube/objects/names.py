@@ -29,7 +29,7 @@ MANAGER: Final = "espalier"
 LEASE_NAME: Final = "espalier-operator"
 """Of the operators' Lease with the default controllerName."""
 RECENT_USE: Final = f"{GROUP}/recent-use"
-"""The annotation of the Lease with what queues and namespaces held lately (`recent_use`)."""
+"""The annotation of the Lease with what queues and namespaces held lately (`policies.memory`)."""
 POLICY_MEMORY: Final = f"{GROUP}/policy-memory"
 """The annotation of the Lease with what the policy remembers (`policy_memory`)."""
 

@@ -27,6 +27,7 @@ from espalier_operator.local import GpuChange, LocalRunError, LocalSettings
 from espalier_operator.local.files import EventTail, HistoryFile, program_variables
 from espalier_operator.local.gpus import Gpus, Holder, Timeline, cuda_devices
 from espalier_operator.local.process import Process
+from espalier_operator.local.workers import LeaderProcess
 from espalier_operator.model import Ended, WorkerRole
 from waiting import until
 
@@ -198,6 +199,22 @@ def test_a_child_that_nobody_could_find_again_is_ended_at_once(tmp_path, monkeyp
     with pytest.raises(FileNotFoundError):
         Process(["/bin/sleep", "600"], {}, tmp_path / "log", tmp_path / "missing" / "pid")
     assert [child.returncode for child in made] == [-signal.SIGKILL]
+
+
+@pytest.mark.parametrize(("ended_before", "code"), [(False, None), (True, 3)])
+def test_a_leader_that_is_killed_with_its_gpu_has_not_failed_by_itself(tmp_path, ended_before, code):
+    """Also where nobody looks between the loss of the GPU and the end of the process."""
+    leading = LeaderProcess(tmp_path)
+    leading.start(["sh", "-c", "exit 3" if ended_before else "sleep 60"], {}, attempt=0, now=0.0)
+    assert leading.process is not None
+    if ended_before:
+        os.waitid(os.P_PID, leading.process.pid, os.WEXITED | os.WNOWAIT)
+    leading.lose(Reason.GPU_LOST)
+    os.waitid(os.P_PID, leading.process.pid, os.WEXITED | os.WNOWAIT)
+    leading.ended(leading.poll(), now=1.0)
+    seen = leading.of(0)
+    assert (seen.running, seen.lost) == (False, Reason.GPU_LOST)
+    assert (None if seen.end is None else seen.end.code) == code
 
 
 def test_a_child_that_is_ending_may_be_given_less_time(tmp_path):

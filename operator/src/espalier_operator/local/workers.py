@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 import uuid
 from collections import defaultdict
@@ -72,12 +73,15 @@ class LeaderProcess:
         return None if self.process is None else self.process.poll()
 
     def ended(self, code: int, now: float) -> None:
-        """Record its end."""
-        if self.incarnation is not None:
-            self.process, self.exit_code = None, code
+        """Record its end, unless it is the end of its GPUs: `lost` says so already."""
+        if self.incarnation is None:
+            return
+        self.process, self.exit_code = None, code
+        self.incarnation = replace(self.incarnation, running=False)
+        if not (self.is_lost and code == -signal.SIGKILL):
             cause = "" if code == 0 else cause_in(tail(self._directory / TRAINER_LOG, self._log_began))
             end = End(code=code, at=now, external=False, message=cause)
-            self.incarnation = replace(self.incarnation, running=False, end=end)
+            self.incarnation = replace(self.incarnation, end=end)
 
     def lose(self, reason: Reason) -> None:
         """Kill it: its GPUs are gone."""

@@ -16,7 +16,7 @@ from espalier_core.types.status import JobStatus, parse_status
 from espalier_operator.job.state import Grant, JobState
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import LATER, NEVER, SOON, PlanInputs, plan_due_in
-from espalier_operator.model import JobFacts, JobTerms, Reclaim, Rules, Worker, WorkerRole, WorkerState
+from espalier_operator.model import Blame, JobFacts, JobTerms, Reclaim, Rules, Worker, WorkerRole, WorkerState
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.kube_objects import GPU, Raw, template
 from operator_world.kube_operator import KINDS, LiveOperator
@@ -87,6 +87,7 @@ def test_a_leader_that_learns_of_workers_changes_no_plan_and_one_that_lets_them_
         {"evaluating": True},
         {"trouble": Reason.POD_REJECTED},
         {"refused_since": 4.0},
+        {"blames": (Blame(node="node", at=1.0, message="", elsewhere=True),)},
         {"terms": replace(TERMS, max_replicas=1)},
     ],
     ids=lambda change: next(iter(change)),

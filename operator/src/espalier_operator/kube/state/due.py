@@ -211,6 +211,7 @@ def _observed(facts: JobFacts) -> tuple[object, ...]:
         facts.evaluating,
         facts.trouble,
         facts.refused_since,
+        facts.blames,
     )
 
 

@@ -166,9 +166,10 @@ class Clauses:
             return
         # One that has ever failed it may still be avoided: what has started there since may not have run for long.
         bad |= {place for (job_of, place) in self._world.failed_at if job_of == claimant(pod)}
-        # One that has failed several jobs may be avoided by all.
+        # One that has refused or failed several jobs may be avoided by all.
         known = set(map(identity, self._world.jobs.values()))
-        failed = Counter(place for (job_of, place) in self._world.failed_at if job_of in known)
+        blamed = self._world.failed_at | refusals.keys()
+        failed = Counter(place for (job_of, place) in blamed if job_of in known)
         bad |= {place for place, jobs in failed.items() if jobs > 1}
         jobs = [*self._room.jobs()]
         # What jobs before it wait for is kept for them.

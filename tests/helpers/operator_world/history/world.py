@@ -328,7 +328,7 @@ class SharedCluster(Kubernetes):
             super()._start(key)
 
     def _end(self, key: str, code: int, at: float | None = None, *, container: str = "", **status: str) -> None:
-        if container or status:
+        if code or container or status:
             self.failed_at.add((claimant(self.pods[key]), node_of(self.pods[key]) or ""))
         super()._end(key, code, at, container=container, **status)
 

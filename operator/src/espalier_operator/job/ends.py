@@ -209,12 +209,13 @@ def _completed(state: JobState, seen: Observation, index: int, now: float, timin
 
 
 def if_forced(seen: Observation, terms: JobTerms) -> Ended | None:
-    """Return what a job comes to that is ended by force; None where no leader has ever reported, and for a program.
+    """Return what a job comes to that is ended by force; None where no leader has ever reported, and for a program, and
+    where the last leader has stopped in order as it was asked to: the reason for the end is that of the budget then.
 
     It is complete where its training was over. Otherwise it has failed, and its last report tells since when.
     """
     report = seen.report
-    if report is None or seen.program:
+    if report is None or seen.program or (report.phase is TrainerPhase.STOPPED and not seen.leader_runs):
         return None
     evaluates = report.phase is TrainerPhase.EVALUATING
     if report.phase is TrainerPhase.COMPLETED or (evaluates and report.reason in _BUDGETS):

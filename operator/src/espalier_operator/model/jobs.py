@@ -251,7 +251,7 @@ class JobFacts(JobRecord):
     pinned: bool = True
     """The planner chooses the nodes of its workers; False once kube-scheduler has refused such a node."""
     if_forced: Ended | None = None
-    """What it comes to where its trainer has to be ended by force; None for one that does not report."""
+    """What it comes to where its trainer has to be ended by force; None where that does not report, or has stopped."""
     finished: bool = False
     """Its outcome is recorded; only its remaining workers still matter."""
     recent_use: float = 0.0

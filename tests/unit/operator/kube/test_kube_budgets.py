@@ -106,6 +106,15 @@ def test_one_that_is_ended_as_it_starts_is_told_what_counts(account):
     assert "(Starting); a start-up of more than 120 s (operator.seconds.startUpAllowance) counts" in forced.message
 
 
+def test_one_that_has_stopped_in_order_and_has_no_budget_left_has_not_failed(account):
+    """It was stopped to go on later, and has used up its GPU budget as it stopped."""
+    account.says(TrainerPhase.STOPPED, 30)
+    account.runs()
+    assert if_forced(account.seen(), JOB.terms) is not None, "its process goes on"
+    account.ends(31, code=0)
+    assert if_forced(account.seen(), JOB.terms) is None
+
+
 def test_queueing_pulling_and_starting_do_not_count(account):
     assert account.look(5) == 0
     account.pods = [raw_worker(JOB, 0, 0, uid="first", phase="Pending", state={})]

@@ -19,6 +19,7 @@ from apiserver import ApiServer
 from audits import audit_flags
 from charts import Helm, helm_or_skip
 from fake_kubelet import FakeKubelet
+from kueue_process import KueueProcess, definitions, kueue_folder
 from operators import World
 from releases import Release, installable
 from trainers import Trainers
@@ -101,6 +102,25 @@ def world(cluster: ApiServer, kubelet: FakeKubelet) -> Iterator[World]:
     """Give a cluster in which pods run and leaders report; operators are started by `World.operate`."""
     with Trainers(cluster) as trainers, World(cluster, kubelet, trainers) as world:
         yield world
+
+
+@pytest.fixture(scope="module")
+def kueue_installed(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give an API server that knows Kueue's kinds as long as the tests of a file last; returns `kueue_folder`."""
+    folder = kueue_folder()
+    crds = definitions(folder, tmp_path_factory.mktemp("kueue-crds"))
+    api_server.start()
+    api_server.install(crds)
+    yield folder
+    api_server.start()
+    api_server.uninstall(*(f"{path.stem.removeprefix('kueue.x-k8s.io_')}.kueue.x-k8s.io" for path in crds.iterdir()))
+
+
+@pytest.fixture
+def kueue(cluster: ApiServer, kueue_installed: Path, tmp_path: Path) -> Iterator[KueueProcess]:
+    """Give a Kueue that runs, without any queue."""
+    with KueueProcess(kueue_installed, cluster, tmp_path) as process:
+        yield process
 
 
 @pytest.fixture(scope="session")

@@ -73,6 +73,26 @@ def test_a_function_is_described_like_its_module() -> None:
     assert (function.operator, function.attributes) == (module.operator, module.attributes)
 
 
+@torch.library.custom_op("espaliertests::relu", mutates_args=())
+def _foreign_relu(x: Tensor) -> Tensor:
+    return -x
+
+
+@_foreign_relu.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_an_operation_of_another_library_is_not_taken_for_the_one_of_torch_with_its_name() -> None:
+    class Foreign(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = _foreign_relu(functional.relu(x))
+            return torch.ops.aten.relu(torch.ops.espaliertests.relu(x))
+
+    found = [one.operator for one in describe(Foreign(), torch.ones(2, 3)).layers]
+    assert found == ["Input", "ReLU", "EspaliertestsRelu", "EspaliertestsRelu", "ReLU"]
+
+
 def test_the_batch_size_is_no_part_of_the_description() -> None:
     class Views(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

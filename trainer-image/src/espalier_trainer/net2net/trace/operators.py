@@ -148,14 +148,16 @@ def module_attributes(module: nn.Module) -> dict[str, AttributeValue]:
 
 
 def function_operator(function: Any) -> str:
-    """Return the canonical operator of a torch function or tensor method (`add_` and `+=` are `Add`)."""
-    name = str(getattr(function, "__name__", type(function).__name__))
-    if name in _FUNCTION_OPERATORS:
-        return _FUNCTION_OPERATORS[name]
-    plain = name.strip("_")
-    if plain in _FUNCTION_OPERATORS:
-        return _FUNCTION_OPERATORS[plain]
-    return "".join(part[:1].upper() + part[1:] for part in plain.split("_")) or "Function"
+    """Return the canonical operator of a torch function or tensor method (`add_` and `+=` are `Add`).
+
+    Operations of other libraries are named after these too: `mylib::relu` need not be torch's, and is `MylibRelu`.
+    """
+    name = str(getattr(function, "__name__", type(function).__name__)).partition(".")[0]  # without the overload
+    module = str(getattr(function, "__module__", None) or "torch")  # methods have none
+    is_foreign = not module.startswith("torch") or (module.startswith("torch._ops.") and module != "torch._ops.aten")
+    plain = f"{module.rpartition('.')[2]}_{name}" if is_foreign else name.strip("_")
+    known = None if is_foreign else _FUNCTION_OPERATORS.get(name, _FUNCTION_OPERATORS.get(plain))
+    return known or "".join(part[:1].upper() + part[1:] for part in plain.split("_")) or "Function"
 
 
 def function_attributes(operator: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, AttributeValue]:

@@ -16,7 +16,8 @@ from connections import connections_closed
 from fake_kubelet import PATIENCE, FakeKubelet
 from trainers import Trainers
 
-from espalier_operator.kube.client import KubeClient, KubeResponse, api_access
+from espalier_core.k8s.errors import Call
+from espalier_operator.kube.client import KubeClient, api_access
 from espalier_operator.kube.process.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Snapshot
@@ -49,14 +50,14 @@ class CountingClient(KubeClient):
         self.on_stop: Callable[[], None] = lambda: None
         self._dead = False
 
-    async def _send(self, method: str, path: str, *given: Any) -> KubeResponse:
+    async def _send(self, call: Call) -> tuple[int, Mapping[str, str], bytes]:
         if self._dead:
             await asyncio.Event().wait()
-        if method == "GET":
-            return await super()._send(method, path, *given)
-        self.calls.append(f"{method} {path}")
+        if call.method == "GET":
+            return await super()._send(call)
+        self.calls.append(f"{call.method} {call.path}")
         last = len(self.calls) == self.stop_at
-        answer = await super()._send(method, path, *given)
+        answer = await super()._send(call)
         if self._dead or last:
             self._dead = True
             self.on_stop()

@@ -29,6 +29,8 @@ class Server:
         self.answer: Callable[[dict[str, str]], Answer] = lambda query: (200, b"{}")
         self.ahead = 0.0
         """Seconds by which its clock is ahead of ours."""
+        self.headers: dict[str, str] = {}
+        """Further headers of the answers."""
         self.asked: list[dict[str, str]] = []
         self.tokens: list[str | None] = []
         """What each request has shown."""
@@ -48,6 +50,8 @@ class Server:
                 status, body = server.answer(query)
                 self.send_response_only(status)
                 self.send_header("Date", formatdate(time.time() + server.ahead, usegmt=True))
+                for name, value in server.headers.items():
+                    self.send_header(name, value)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -57,6 +57,18 @@ def test_what_may_pass_is_tried_again_with_a_limit(server: Any, client: Client, 
     assert len(server.asked) == 3
 
 
+def test_the_next_try_comes_when_the_server_asks_for_it(
+    server: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("espalier_core.k8s.client.time.sleep", waits.append)
+    server.headers["Retry-After"] = "2"
+    answers = [(429, b""), (503, b""), (200, page("a"))]
+    server.answer = lambda query: answers[len(server.asked) - 1]
+    assert names(client) == ["a"]
+    assert waits == [2.0, 2.0]
+
+
 def test_what_is_refused_is_not_tried_again(server: Any, client: Client) -> None:
     server.answer = lambda query: (400, b'{"message": "bad selector"}')
     with pytest.raises(RefusedError, match="HTTP status 400 .bad selector."):

@@ -116,6 +116,7 @@ def test_waits_double_within_bounds_and_follow_what_the_server_asks_for() -> Non
     retries = Retries(first_wait=0.1, longest_wait=5.0)
     assert [retries.wait(tried, None, jitter=1.0) for tried in (1, 2, 3, 10)] == [0.1, 0.2, 0.4, 5.0]
     assert retries.wait(1, None, jitter=0.0) == 0.05
-    assert retries.wait(1, 3.0, jitter=1.0) == 3.0
-    assert retries.wait(1, 3600.0, jitter=1.0) == 5.0, "not as long as it likes"
+    assert retries.wait(1, "3", jitter=1.0) == 3.0
+    assert retries.wait(1, "3600", jitter=1.0) == 5.0, "not as long as it likes"
+    assert retries.wait(1, "Wed, 21 Oct 2026 07:28:00 GMT", jitter=1.0) == 0.1
     assert retries.wait(10_000) == 5.0

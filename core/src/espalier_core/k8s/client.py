@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 from urllib3.exceptions import HTTPError
 
 from espalier_core.k8s.errors import (
+    MERGE_PATCH,
     Call,
     ExpiredError,
     InsecureError,
@@ -34,7 +35,7 @@ from espalier_core.k8s.errors import (
     cause_of,
     error_of,
 )
-from espalier_core.k8s.resources import PODS, Listing, Pages, Raw, Resource, selectors
+from espalier_core.k8s.resources import PODS, Listing, Pages, Raw, Resource
 
 _UNUSABLE: Final = (ConfigException, yaml.YAMLError, OSError, TypeError, AttributeError, KeyError, ValueError)
 """What the client raises at a damaged kubeconfig; `ValueError`: it is not UTF-8, or a certificate is not base64."""
@@ -162,7 +163,7 @@ class Client:
 
     def get(self, resource: Resource, namespace: str | None, name: str) -> Raw:
         """Return an object."""
-        return self._read(Call("get", resource, namespace), "GET", resource.path(namespace, name))
+        return self._read(Call("get", resource, namespace, name))
 
     def list(
         self,
@@ -174,10 +175,11 @@ class Client:
         tries: int | None = None,
     ) -> Listing:
         """Return all objects of `namespace` (None: of all) that the selectors choose; `tries` is for each page."""
-        call, pages = Call("list", resource, namespace), Pages(PAGE, labels, fields)
+        pages = Pages(PAGE, labels, fields)
         while True:
+            call = Call("list", resource, namespace, query=pages.query)
             try:
-                page = self._read(call, "GET", resource.path(namespace), pages.query, tries=tries)
+                page = self._read(call, tries)
             except ExpiredError:
                 if not pages.restart():
                     raise
@@ -187,26 +189,25 @@ class Client:
                 if listing is not None:
                     return listing
 
-    def merge_patch(self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]) -> Raw:
+    def merge_patch(self, resource: Resource, namespace: str, name: str, body: Raw) -> Raw:
         """Merge `body` into an object; returns the object. With `metadata.resourceVersion` in `body` the API server
         answers 409 where the object has changed since.
         """
-        call = Call("patch", resource, namespace)
-        return self._read(call, "PATCH", resource.path(namespace, name), body=body)
+        return self._read(Call("patch", resource, namespace, name, body=body, media=MERGE_PATCH))
 
-    def create(self, resource: Resource, body: Mapping[str, Any], namespace: str | None = None) -> Raw:
+    def create(self, resource: Resource, body: Raw, namespace: str | None = None) -> Raw:
         """Create an object, or have a review answered; returns it."""
-        return self._read(Call("create", resource, namespace), "POST", resource.path(namespace), body=body)
+        return self._read(Call("create", resource, namespace, body=body))
 
     def delete(self, resource: Resource, namespace: str, name: str) -> None:
         """Delete an object, and in the background what it owns."""
-        self._read(Call("delete", resource, namespace), "DELETE", resource.path(namespace, name))
+        self._read(Call("delete", resource, namespace, name))
 
     def log(self, namespace: str, pod: str, container: str, *, follow: bool) -> Iterator[bytes]:
         """Yield the log of a container, with `follow` until it ends."""
-        call, query = Call("get", PODS, namespace), {"container": container, **({"follow": "true"} if follow else {})}
-        silence = _LONG_SECONDS if follow else self._retries.deadline
-        response = self._send(call, "GET", f"{PODS.path(namespace, pod)}/log", query, None, silence)
+        query = {"container": container, "follow": "true" if follow else ""}
+        call = Call("get", PODS, namespace, pod, "log", query)
+        response = self._send(call, _LONG_SECONDS if follow else self._retries.deadline)
         try:
             with self.errors(call):
                 yield from response.stream()
@@ -220,11 +221,10 @@ class Client:
 
         After `silence` seconds without an event the connection counts as dead. Returns when the API server has agreed.
         """
-        call = Call("watch", resource, namespace)
-        query = {**selectors("", fields), "watch": "true", "allowWatchBookmarks": "true"}
+        query = {"fieldSelector": fields, "watch": "true", "allowWatchBookmarks": "true"}
         query |= {"resourceVersion": str(since), "timeoutSeconds": str(seconds)}
-        response = self._send(call, "GET", resource.path(namespace), query, None, silence)
-        return Watch(self, call, response)
+        call = Call("watch", resource, namespace, query=query)
+        return Watch(self, call, self._send(call, silence))
 
     def close(self) -> None:
         """Close the connections that are not in use."""
@@ -244,53 +244,34 @@ class Client:
 
     # ---- one request
 
-    def _read(
-        self,
-        call: Call,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
-        tries: int | None = None,
-    ) -> dict[str, Any]:
+    def _read(self, call: Call, tries: int | None = None) -> dict[str, Any]:
         """Return the object that is the answer; what may pass is tried again."""
         tried = 0
         while True:
             try:
-                response = self._send(call, method, path, query or {}, body, self._retries.deadline)
+                response = self._send(call, self._retries.deadline)
                 with self.errors(call):
                     answer = json.loads(response.data)
                     if not isinstance(answer, dict):
                         raise ValueError(f"it sent {type(answer).__name__} where an object is expected")
                 return answer
-            except UnreachableError:
+            except UnreachableError as error:
                 tried += 1
                 if tried >= (tries or self._retries.tries):
                     raise
-                time.sleep(self._retries.wait(tried))
+                time.sleep(self._retries.wait(tried, error.retry_after))
 
-    def _send(
-        self,
-        call: Call,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        body: Mapping[str, Any] | None,
-        seconds: float,
-    ) -> Any:
+    def _send(self, call: Call, seconds: float) -> Any:
         """Return the urllib3 response, unread, of a request that succeeded; `seconds` is for an answer, or a chunk."""
-        headers = {"Accept": "application/json"}
-        if body is not None:
-            headers["Content-Type"] = "application/json" if method == "POST" else "application/merge-patch+json"
-        whole = self._connect_seconds is None and "watch" not in query
+        whole = self._connect_seconds is None and call.verb != "watch"
         timeout = seconds if whole else (self._connect_seconds or self._retries.deadline, seconds)
         with self.errors(call):
             request = self._api.param_serialize(
-                method,
-                path,
-                query_params=list(query.items()),
-                header_params=headers,
-                body=None if body is None else dict(body),
+                call.method,
+                call.path,
+                query_params=call.parameters,
+                header_params=call.headers,
+                body=call.body,
                 auth_settings=["BearerToken"],
             )
             response = self._api.call_api(*request, _request_timeout=timeout).response
@@ -298,7 +279,7 @@ class Client:
                 self._note_time(response.headers.get("Date"))
                 return response
             data = response.data
-        raise error_of(Status.of(response.status, data), call)
+        raise error_of(Status.of(response.status, data), call, response.headers.get("Retry-After"))
 
     def _note_time(self, date: str | None) -> None:
         with suppress(TypeError, ValueError):

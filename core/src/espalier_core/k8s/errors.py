@@ -1,6 +1,6 @@
-"""Errors of requests to an API server, what they mean to a person, and the policy of retries: once for all parts.
+"""Requests to an API server, their errors, what these mean to a person, and the policy of retries: once for all parts.
 
-Pure.
+Pure: `espalier_core.k8s.client` and the operator's asynchronous client send the requests.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from espalier_core.console import CommandError
-from espalier_core.k8s.resources import JOBS, Resource
+from espalier_core.k8s.resources import JOBS, Raw, Resource
 
 _FAILED_TEST: Final = "the server rejected our request due to an error in our request"
 """The message of API servers for a JSON patch whose `test` fails."""
@@ -30,6 +30,10 @@ _INVALID: Final = {
 }
 """How messages begin, by code, where an API server itself cannot read an object, or finds it invalid."""
 _LONGEST_MESSAGE: Final = 2000
+MERGE_PATCH: Final = "application/merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
+Body = Raw | list[Raw]
+"""Of a request: an object, or the operations of a JSON patch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +129,54 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The request that failed."""
+    """A request."""
 
     verb: str
+    """That of RBAC; `discover` asks which kinds there are."""
     resource: Resource
-    namespace: str | None
+    namespace: str | None = None
+    name: str | None = None
+    subresource: str | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    """Empty values are left out."""
+    body: Body | None = None
+    media: str = "application/json"
+    """Of the body."""
+    accept: str = "application/json"
+
+    @property
+    def method(self) -> str:
+        """Return the HTTP method."""
+        return {"create": "POST", "patch": "PATCH", "delete": "DELETE"}.get(self.verb, "GET")
+
+    @property
+    def path(self) -> str:
+        """Return the path, without the query."""
+        discovers = self.verb == "discover"
+        return self.resource.root if discovers else self.resource.path(self.namespace, self.name, self.subresource)
+
+    @property
+    def parameters(self) -> list[tuple[str, str]]:
+        """Return the query."""
+        return [(name, value) for name, value in self.query.items() if value]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers that tell of the formats."""
+        given = {} if self.body is None else {"Content-Type": self.media}
+        return {"Accept": f"{self.accept}, */*;q=0.5", **given}
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.path}"
 
 
 class ApiError(Exception):
     """A request did not succeed."""
 
-    def __init__(self, message: str, call: Call, status: Status | None = None) -> None:
-        """Keep what is known; `status` is None where no answer came."""
+    def __init__(self, message: str, call: Call, status: Status | None = None, retry_after: str | None = None) -> None:
+        """Keep what is known; `status` is None where no answer came, `retry_after` a header of the answer."""
         super().__init__(message)
-        self.call, self.status = call, status
+        self.call, self.status, self.retry_after = call, status, retry_after
 
 
 class UnreachableError(ApiError):
@@ -159,10 +197,11 @@ class ExpiredError(RefusedError):
     """The API server no longer has the version to continue from (410): everything must be listed again."""
 
 
-def error_of(status: Status, call: Call) -> ApiError:
-    """Return the error that an answer means."""
+def error_of(status: Status, call: Call, retry_after: str | None = None) -> ApiError:
+    """Return the error that an answer means; `retry_after` is a header of it."""
     if status.is_transient or status.is_denial:
-        return UnreachableError(f"the API server cannot answer now ({status.code}): {status.message}", call, status)
+        message = f"the API server cannot answer now ({status.code}): {status.message}"
+        return UnreachableError(message, call, status, retry_after)
     return (ExpiredError if status.is_expired else RefusedError)(str(status), call, status)
 
 
@@ -183,13 +222,14 @@ class Retries:
     """Before the second try; doubles with each."""
     longest_wait: float = 5.0
 
-    def wait(self, tried: int, retry_after: float | None = None, jitter: float = 1.0) -> float:
+    def wait(self, tried: int, retry_after: str | None = None, jitter: float = 1.0) -> float:
         """Return how long to wait after `tried` tries.
 
-        `jitter`, from 0 to 1, spreads clients over time; `retry_after` is what the server asks for.
+        `jitter`, from 0 to 1, spreads clients over time; `retry_after` is the header of the server's answer.
         """
         backoff = min(self.first_wait * 2.0 ** min(tried - 1, 100), self.longest_wait)
-        return max(backoff * (0.5 + jitter / 2), min(retry_after or 0.0, self.longest_wait))
+        asked = float(retry_after) if retry_after is not None and retry_after.isdecimal() else 0.0
+        return max(backoff * (0.5 + jitter / 2), min(asked, self.longest_wait))
 
 
 class ClientError(CommandError):

@@ -28,11 +28,13 @@ class Resource:
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
         """Return the path of an object, or of all; without `namespace` those of all namespaces."""
-        parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
-        if self.namespaced and namespace is not None:
-            parts += ["namespaces", namespace]
-        parts += [part for part in (self.plural, name, subresource) if part is not None]
-        return "/" + "/".join(parts)
+        parts = [self.root, "namespaces", namespace] if self.namespaced and namespace is not None else [self.root]
+        return "/".join([*parts, *filter(None, (self.plural, name, subresource))])
+
+    @property
+    def root(self) -> str:
+        """Return the path at which an API server tells which kinds of this group and version it has."""
+        return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
 
     def review(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         """Return what asks the API server for a review of this kind, which has a group: its answer is in the status."""

@@ -16,7 +16,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -28,7 +28,7 @@ from kubernetes.aio.config import ConfigException, load_incluster_config, load_k
 from kubernetes.aio.config.kube_config import refresh_token
 
 from espalier_core.k8s import resources
-from espalier_core.k8s.errors import Retries, Status
+from espalier_core.k8s.errors import JSON_PATCH, MERGE_PATCH, Call, Retries, Status
 from espalier_core.k8s.resources import Listing, Pages, Raw, Resource, controller_of, key_of, resource_of
 from espalier_operator.kube.reading import IDENTITIES, IDENTITIES_PAGE, identities_of
 from espalier_operator.loop import BackendError
@@ -37,12 +37,8 @@ logger = logging.getLogger(__name__)
 
 PAGE: Final = 200
 """Objects in one answer to a list. Nodes are 10 kB and more each: while an answer is read nothing else is done."""
-MERGE_PATCH: Final = "application/merge-patch+json"
-JSON_PATCH: Final = "application/json-patch+json"
-POD_LOGS: Final = Resource("Pod", "", "v1", "pods/log")
-"""For counting requests: the logs of pods."""
-Body = Raw | list[Raw]
-"""Of a request: an object, or the operations of a JSON patch."""
+POD_LOGS: Final = "pods/log"
+"""How requests for logs of pods are counted."""
 CONNECTIONS: Final = 64
 """Requests at once."""
 
@@ -58,15 +54,6 @@ class ApiRefusalError(BackendError):
 
 class NotOwnedError(BackendError):
     """There is already an object with this name, and it has another owner."""
-
-
-@dataclass(frozen=True, slots=True)
-class KubeResponse:
-    """What came back."""
-
-    code: int
-    headers: Mapping[str, str]
-    body: bytes
 
 
 class KubeClient:
@@ -100,7 +87,7 @@ class KubeClient:
         keep: Callable[[Raw], Raw] = lambda raw: raw,
     ) -> Listing:
         """Return all objects that the selectors choose, of each what `keep` returns of it when its page has come."""
-        return await self._all_pages(resource, namespace, Pages(PAGE, labels, fields, keep))
+        return await self._all_pages(Call("list", resource, namespace), Pages(PAGE, labels, fields, keep))
 
     async def list_identities(
         self,
@@ -112,15 +99,13 @@ class KubeClient:
         keep: Callable[[Raw], Raw] = lambda raw: raw,
     ) -> Listing:
         """Return all objects as `list` does, of each only which it is, and of which version."""
-        pages = Pages(IDENTITIES_PAGE, labels, fields, keep)
-        read, accept = identities_of, IDENTITIES
-        return await self._all_pages(resource, namespace, pages, read=read, accept=accept)
+        call = Call("list", resource, namespace, accept=IDENTITIES)
+        return await self._all_pages(call, Pages(IDENTITIES_PAGE, labels, fields, keep), identities_of)
 
-    async def _all_pages(self, resource: Resource, namespace: str | None, pages: Pages, **given: Any) -> Listing:
-        path = resource.path(namespace)
+    async def _all_pages(self, call: Call, pages: Pages, read: Callable[[bytes], Any] = json.loads) -> Listing:
         while True:
             try:
-                page = await self._request("list", "GET", resource, path, query=pages.query, **given)
+                page = await self._request(replace(call, query=pages.query), read)
             except ApiRefusalError as refusal:
                 if not refusal.status.is_expired or not pages.restart():
                     raise
@@ -129,28 +114,25 @@ class KubeClient:
                     listing = pages.take(page)
                 except (KeyError, TypeError, ValueError, AttributeError) as error:
                     # A server that starts or stops, and what stands before it, answer so now and then.
-                    raise BackendError(f"list {path}: the answer is not a list: {error!r}") from error
+                    raise BackendError(f"{call}: the answer is not a list: {error!r}") from error
                 if listing is not None:
                     return listing
 
     async def serves(self, resource: Resource) -> bool:
         """Return whether the API server serves this kind: a CRD is served a moment after it exists."""
-        path = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
-        known = await self._present("discover", "GET", resource, path) or {}
+        known = await self._present(Call("discover", resource)) or {}
         return any(each.get("name") == resource.plural for each in known.get("resources") or ())
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Raw | None:
         """Return an object, None where it is not there."""
-        return await self._present("get", "GET", resource, resource.path(namespace, name))
+        return await self._present(Call("get", resource, namespace, name))
 
     async def changes(self, resource: Resource, since: int, *, labels: str, fields: str) -> builtins.list[Raw]:
         """Return the events since a version as far as they come within a second; 410 where that is too long ago."""
         query = {"watch": "true", "resourceVersion": str(since), "timeoutSeconds": "1"}
         query |= {"labelSelector": labels, "fieldSelector": fields}
         read = lambda body: [json.loads(line) for line in body.splitlines()]  # noqa: E731
-        events: builtins.list[Raw] = await self._request(
-            "watch", "GET", resource, resource.path(), query=query, read=read
-        )
+        events: builtins.list[Raw] = await self._request(Call("watch", resource, query=query), read)
         for event in events:
             if event["type"] == "ERROR":
                 raise ApiRefusalError("watch", Status.of_object(event["object"]))
@@ -165,7 +147,7 @@ class KubeClient:
         resource = resource_of(manifest)
         namespace, name = manifest["metadata"].get("namespace"), manifest["metadata"]["name"]
         try:
-            made: Raw = await self._request("create", "POST", resource, resource.path(namespace), body=manifest)
+            made: Raw = await self._request(Call("create", resource, namespace, body=manifest))
             return made
         except ApiRefusalError as refusal:
             if not refusal.status.already_exists:
@@ -184,8 +166,7 @@ class KubeClient:
     async def patch(self, resource: Resource, namespace: str, name: str, uid: str, body: Raw) -> Raw | None:
         """Merge `body` into the object of this UID and return it as it is then; None where there is none any more."""
         whole = {**body, "metadata": {**body.get("metadata", {}), "uid": uid}}
-        path = resource.path(namespace, name)
-        return await self._present("patch", "PATCH", resource, path, body=whole, media=MERGE_PATCH)
+        return await self._present(Call("patch", resource, namespace, name, body=whole, media=MERGE_PATCH))
 
     async def put_status(
         self, resource: Resource, namespace: str, name: str, uid: str, version: str, status: Raw
@@ -200,109 +181,87 @@ class KubeClient:
             {"op": "test", "path": "/metadata/resourceVersion", "value": version},
             {"op": "add", "path": "/status", "value": status},
         ]
-        path = resource.path(namespace, name, "status")
-        return await self._present("patch", "PATCH", resource, path, body=operations, media=JSON_PATCH)
+        call = Call("patch", resource, namespace, name, "status", body=operations, media=JSON_PATCH)
+        return await self._present(call)
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> Raw | None:
         """Delete the object of this UID and return the server's answer; None where it is gone already."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         body["propagationPolicy"] = "Background"
-        return await self._present("delete", "DELETE", resource, resource.path(namespace, name), body=body)
+        return await self._present(Call("delete", resource, namespace, name, body=body))
 
     async def review(self, token: str, audience: str) -> Raw:
         """Return the status of a TokenReview for `audience`; it is tried once."""
         kind = resources.TOKEN_REVIEWS
-        body = kind.review({"token": token, "audiences": [audience]})
-        reviewed: Raw = await self._request("create", "POST", kind, kind.path(), body=body, tries=1)
+        call = Call("create", kind, body=kind.review({"token": token, "audiences": [audience]}))
+        reviewed: Raw = await self._request(call, tries=1)
         return reviewed.get("status") or {}
 
     async def log(self, namespace: str, name: str, container: str, *, lines: int, limit: int) -> bytes:
         """Return the newest `lines` of a container's log, at most `limit` bytes of them; it is tried once."""
         query = {"container": container, "tailLines": str(lines), "limitBytes": str(limit)}
-        path = resources.PODS.path(namespace, name, "log")
-        found: bytes = await self._request("get", "GET", POD_LOGS, path, query=query, read=lambda body: body, tries=1)
+        call = Call("get", resources.PODS, namespace, name, "log", query)
+        found: bytes = await self._request(call, lambda body: body, tries=1)
         return found[:limit]
 
     # ---- one request
 
-    async def _present(self, verb: str, method: str, resource: Resource, path: str, **given: Any) -> Raw | None:
+    async def _present(self, call: Call) -> Raw | None:
         """Return what `_request` returns; None where the object is not there, or is another of the same name."""
         try:
-            answer: Raw = await self._request(verb, method, resource, path, **given)
+            answer: Raw = await self._request(call)
             return answer
         except ApiRefusalError as refusal:
             if refusal.status.is_not_found or refusal.status.is_other_uid:
                 return None
             raise
 
-    async def _request(
-        self,
-        verb: str,
-        method: str,
-        resource: Resource,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Body | None = None,
-        media: str = "application/json",
-        accept: str = "application/json",
-        read: Callable[[bytes], Any] = json.loads,
-        tries: int | None = None,
-    ) -> Any:
-        what, tries = f"{verb} {path}", tries or self._retries.tries
+    async def _request(self, call: Call, read: Callable[[bytes], Any] = json.loads, *, tries: int | None = None) -> Any:
+        tries = tries or self._retries.tries
         for tried in range(1, tries + 1):
-            retry_after = None
-            if method != "GET" and not self._may_write():
-                raise BackendError(f"{what}: not sent: this operator no longer holds the lease")
-            begun = asyncio.get_running_loop().time()
+            if call.method != "GET" and not self._may_write():
+                raise BackendError(f"{call}: not sent: this operator no longer holds the lease")
+            begun, refusal, retry_after = asyncio.get_running_loop().time(), None, None
             try:
                 async with asyncio.timeout(self._retries.deadline):
-                    answer = await self._send(method, path, query or {}, body, media, accept)
+                    code, headers, answer = await self._send(call)
             except TimeoutError:
                 code, trouble = 0, f"no answer in {self._retries.deadline:g} s"
             except (aiohttp.ClientError, OSError) as error:
                 code, trouble = 0, f"{type(error).__name__}: {error}"
             else:
-                code = answer.code
-                if 200 <= code < 300:
-                    self._count(verb, resource, code, begun)
-                    try:
-                        return read(answer.body)
-                    except ValueError as error:  # the page of a proxy, or half an answer
-                        raise BackendError(f"{what}: the answer cannot be read: {error}") from error
-                refusal = ApiRefusalError(what, Status.of(code, answer.body))
-                trouble = str(refusal)
-                retry_after = _seconds(answer.headers.get("Retry-After"))
-            self._count(verb, resource, code, begun)
-            if code and not refusal.status.is_transient:
+                if not 200 <= code < 300:
+                    status = Status.of(code, answer)
+                    refusal, retry_after = ApiRefusalError(str(call), status), headers.get("Retry-After")
+                    trouble = str(refusal)
+            self._count(call, code, begun)
+            if code and refusal is None:
+                try:
+                    return read(answer)
+                except ValueError as error:  # the page of a proxy, or half an answer
+                    raise BackendError(f"{call}: the answer cannot be read: {error}") from error
+            if refusal is not None and not refusal.status.is_transient:
                 raise refusal
             if tried < tries:
                 wait = self._retries.wait(tried, retry_after, self._random.random())
                 logger.debug("%s; trying again in %.2f s", trouble, wait)
                 await asyncio.sleep(wait)
-        if code and refusal.status.is_denial:
+        if refusal is not None and refusal.status.is_denial:
             raise refusal
-        raise BackendError(f"{what}: tried {tries} times: {trouble}")
+        raise BackendError(f"{call}: tried {tries} times: {trouble}")
 
-    def _count(self, verb: str, resource: Resource, code: int, begun: float) -> None:
-        self.requests[verb, resource.plural, code] += 1
-        self._requested(verb, resource.plural, code, asyncio.get_running_loop().time() - begun)
+    def _count(self, call: Call, code: int, begun: float) -> None:
+        plural = call.resource.plural if call.subresource != "log" else POD_LOGS
+        self.requests[call.verb, plural, code] += 1
+        self._requested(call.verb, plural, code, asyncio.get_running_loop().time() - begun)
 
-    async def _send(
-        self, method: str, path: str, query: Mapping[str, str], body: Body | None, media: str, accept: str
-    ) -> KubeResponse:
-        """Send one request and read the whole answer."""
-        given = {name: value for name, value in query.items() if value}
-        headers = {**self._api.default_headers, "Accept": f"{accept}, */*;q=0.5", "Content-Type": media}
-        await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, None)
-        url = f"{self._api.configuration.host}{path}{'?' + urlencode(given) if given else ''}"
-        response = await self._api.call_api(method, url, headers, body=body, _preload_content=False)
-        data: bytes = await response.response.read()
-        return KubeResponse(response.status, response.headers, data)
-
-
-def _seconds(text: str | None) -> float | None:
-    return float(text) if text is not None and text.isdecimal() else None
+    async def _send(self, call: Call) -> tuple[int, Mapping[str, str], bytes]:
+        """Send one request and read the whole answer: its code, headers and body."""
+        headers = {**self._api.default_headers, **call.headers}
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"], call.path, call.method, None)
+        url = f"{self._api.configuration.host}{call.path}{'?' + urlencode(call.parameters) if call.parameters else ''}"
+        response = await self._api.call_api(call.method, url, headers, body=call.body, _preload_content=False)
+        return response.status, response.headers, await response.response.read()
 
 
 class AccessError(Exception):

@@ -28,8 +28,8 @@ from espalier_core.types.result import RunResult, read_history, summarize
 from espalier_core.types.status import JobPhase
 from espalier_core.validation.reading import with_spec
 from espalier_operator.local import LocalOutcome, LocalSettings, RunView, end_orphans, files, run_local, run_lock
+from espalier_operator.local.backend import require_own
 from espalier_operator.local.files import PICTURE_FILE, RESULT_FILE
-from espalier_operator.local.opening import require_own
 from espalier_operator.local.settings import STOP_WALL_SECONDS, GpuChange
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -41,10 +41,10 @@ from espalier_core.types.report import AdaptationResult, AdaptationSource
 from espalier_core.types.result import RunResult
 from espalier_core.validation.reading import JobFileError, load_jobs
 from espalier_operator.local import LocalRunError, LocalSettings
+from espalier_operator.local.backend import is_own
 from espalier_operator.local.files import PICTURE_FILE, RESULT_FILE, TRAINER_LOG
-from espalier_operator.local.gpus import cuda_devices
-from espalier_operator.local.opening import is_own
 from espalier_operator.local.settings import FolderInUseError
+from espalier_operator.local.workers import cuda_devices
 from espalier_operator.model import DEFAULT_POLICY
 from espalier_operator.policies.settings import configured_here
 

@@ -44,7 +44,7 @@ from espalier_core.types.status import JobPhase
 from espalier_core.types.task import Score, accuracy_of, accuracy_score
 from espalier_core.validation.reading import with_spec
 from espalier_operator.local import LocalOutcome, run_lock
-from espalier_operator.local.opening import mark
+from espalier_operator.local.backend import mark
 
 JOB_OF_TEN_SECONDS = AdaptiveTrainingJob.model_validate(
     {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": {"timeBudgetSeconds": 10}}

@@ -19,7 +19,7 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report
 from espalier_core.types.status import JobPhase
 from espalier_operator.local import GpuChange, LocalRunError
-from espalier_operator.local.opening import mark
+from espalier_operator.local.backend import mark
 from espalier_operator.local.settings import RunState, run_lock
 from waiting import until
 

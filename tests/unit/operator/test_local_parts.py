@@ -25,9 +25,8 @@ from espalier_operator.clock import ScaledClock
 from espalier_operator.job.ends import Failure, LeaderPreemption, judge_exit
 from espalier_operator.local import GpuChange, LocalRunError, LocalSettings
 from espalier_operator.local.files import EventTail, HistoryFile, program_variables
-from espalier_operator.local.gpus import Gpus, Holder, Timeline, cuda_devices
 from espalier_operator.local.process import Process
-from espalier_operator.local.workers import LeaderProcess
+from espalier_operator.local.workers import Gpus, Holder, LeaderProcess, Timeline, cuda_devices
 from espalier_operator.model import Ended, WorkerRole
 from waiting import until
 

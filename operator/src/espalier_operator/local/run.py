@@ -18,14 +18,12 @@ from espalier_core.types.report import Report, TrainerPhase
 from espalier_core.types.status import JobPhase
 from espalier_operator.clock import ScaledClock
 from espalier_operator.job.progress import Leader
-from espalier_operator.local.backend import LocalBackend
+from espalier_operator.local.backend import LocalBackend, opened
 from espalier_operator.local.files import STATE_FILE
-from espalier_operator.local.gpus import Gpus
 from espalier_operator.local.job import LocalJob
-from espalier_operator.local.opening import opened
 from espalier_operator.local.process import AGENT_PID_FILE, Agent, Process, end_orphan
 from espalier_operator.local.settings import LocalSettings, RunState, run_lock
-from espalier_operator.local.workers import LEADER_PID_FILE, PID_FILES, Starter
+from espalier_operator.local.workers import LEADER_PID_FILE, PID_FILES, Gpus, Starter
 from espalier_operator.loop import SchedulerLoop
 from espalier_operator.model import Rules
 from espalier_operator.model.actions import Plan

@@ -49,17 +49,17 @@ class Observed:
     """The inputs of a status in addition to the planner's facts."""
 
     generation: int = 0
-    """`metadata.generation` of the job that was looked at."""
+    """`metadata.generation` of the observed job."""
     report: Report | None = None
     measured: Measurements | None = None
-    """What was measured up to the report, over all attempts; None: nothing."""
+    """Measurements up to the report, over all attempts; None: nothing was measured."""
     refusal: Reason | None = None
-    """Why the last plan gave the job nothing (more)."""
+    """Reason for which the last plan gave the job nothing (more)."""
     selector: str = ""
     reading: ProgramReading = NOTHING
-    """What was read of a program."""
+    """Progress read from a program."""
     read_at: datetime | None = None
-    """When it was last read; None if it was not."""
+    """Time of the last reading; None before the first."""
     policy: str = ""
     """The scheduling policy, with its settings."""
 
@@ -67,7 +67,7 @@ class Observed:
 def status_of(
     job: JobFacts, state: JobState, observed: Observed, previous: JobStatus | None, now: datetime, wall: Wall = utc
 ) -> JobStatus:
-    """Return the status at `now`; what has not changed since `previous` keeps its time.
+    """Return the status at `now`; conditions that have not changed since `previous` keep their time.
 
     `wall` turns times of `state` into times of day.
     """
@@ -130,7 +130,7 @@ def _conditions(
         was = known.get(kind)
         never = was is None or (job.terms.program and kind is ConditionType.EXTRA_GPUS_GRANTED)
         if never and not holds and kind not in _always_listed(job):
-            continue  # what was never so is not listed
+            continue  # a condition that was never true is not listed
         status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
         conditions.append(
             Condition(
@@ -146,7 +146,7 @@ def _conditions(
 
 
 def _judge(kind: ConditionType, job: JobFacts, outcome: Ended | None, observed: Observed) -> tuple[bool, Reason, str]:
-    """Return whether the condition holds, why or why not, and a message where the reason's sentence is too little."""
+    """Return whether the condition holds, its reason, and a message where the reason's sentence is not enough."""
     admitted = job.admitted_at is not None
     ended = None if outcome is None else (False, outcome.reason, outcome.message)
     refused = job.trouble if job.hold_until is not None and job.trouble in REFUSALS else None
@@ -166,7 +166,7 @@ def _judge(kind: ConditionType, job: JobFacts, outcome: Ended | None, observed: 
             return ended or (False, observed.refusal or Reason.NO_FREE_GPU, "")
         case ConditionType.RECLAIM_PENDING:
             if job.reclaim is None:
-                return ended or (False, Reason.RECLAIM_ACKNOWLEDGED, "nothing is to be given back")
+                return ended or (False, Reason.RECLAIM_ACKNOWLEDGED, "there is nothing to give back")
             least = f"down to {number_of(job.reclaim.extra, 'extra worker')}"
             return ended or (True, job.reclaim.reason, f"{SENTENCES[job.reclaim.reason]}: {least}")
         case ConditionType.SUSPENDED:
@@ -181,17 +181,17 @@ def _judge(kind: ConditionType, job: JobFacts, outcome: Ended | None, observed: 
 
 
 def _always_listed(job: JobFacts) -> tuple[ConditionType, ...]:
-    if job.admitted_at is None or job.terms.program:  # which is never lent any
+    if job.admitted_at is None or job.terms.program:  # a program is never lent GPUs
         return (ConditionType.ADMITTED, ConditionType.RUNNING)
     return (ConditionType.ADMITTED, ConditionType.RUNNING, ConditionType.EXTRA_GPUS_GRANTED)
 
 
 def _use_of_extra(lent: str, observed: Observed) -> tuple[Reason, str]:
-    """Return reason and message for lent GPUs: that they are lent, or why the agent could not decide on their use."""
+    """Return reason and message for lent GPUs: they are lent, or the agent could not decide on their use."""
     if observed.report is not None and observed.report.cannot_grow:
         lent = f"{lent}; {observed.report.cannot_grow[:MAX_TEXT]}"
     made = observed.report.adaptations if observed.report is not None else ()
-    # Of the agent or in its place: measurements of steps say nothing on GPUs.
+    # Adaptations by the agent or in its place: measurements of steps say nothing about GPUs.
     last = next((each for each in reversed(made) if each.source is not AdaptationSource.MEASUREMENT), None)
     if last is None or last.reason is None or last.source is AdaptationSource.RECLAIM:
         return Reason.EXTRA_GPUS_GRANTED, lent
@@ -207,14 +207,14 @@ def _stands(job: JobFacts, waiting: Reason) -> Reason:
 
 
 def _adaptations(before: JobStatus, report: Report) -> tuple[Adaptation, ...]:
-    """Return the last known one: a leader that starts has not read its checkpoint yet, or has none."""
+    """Return the last known adaptations: a leader that starts has not read its checkpoint yet, or has none."""
     reported = {entry.decision_id: _bounded(entry) for entry in report.adaptations}
     earlier = [entry for entry in before.adaptations if entry.decision_id not in reported]
     return (*earlier, *reported.values())[-MAX_ADAPTATIONS_KEPT:]
 
 
 def _measurements(before: JobStatus, measured: Measurements | None) -> Measurements:
-    """Return what was measured; figures that have hardly moved stay, to be written rarely."""
+    """Return the measurements; figures that have hardly moved stay as they were, so that they are rarely written."""
     moved = measured is not None and differs(before.measurements, measured, MATERIAL_SHARE)
     return measured if measured is not None and moved else before.measurements
 
@@ -226,7 +226,7 @@ def _grown(before: JobStatus, report: Report) -> int:
 
 
 def _is_early(report: Report) -> bool:
-    """Return whether a leader has no model yet, or failed before: it knows nothing of what earlier ones trained."""
+    """Return whether a leader has no model yet, or failed before it had one: it does not know earlier training."""
     return report.phase is TrainerPhase.STARTING or (report.phase is TrainerPhase.FAILED and report.step == 0)
 
 
@@ -262,7 +262,7 @@ def _training_of(job: JobFacts, state: JobState, observed: Observed, before: Job
 
 
 def _bounded(entry: Adaptation) -> Adaptation:
-    """Return an adaptation cut to what an API server accepts, whichever image reported it."""
+    """Return an adaptation cut to the limits of the API server, whichever image reported it."""
     sizes = ("depth_before", "depth_after", "parameters_before", "parameters_after", "width_before", "width_after")
     numbers = ("generation", "evaluations", *sizes)
     texts = ("decision_id", "trigger", "action", "policy", "message")

@@ -2,8 +2,8 @@
 
 An end is judged once: the change of state that counts it also raises the worker's attempt, so the next observation, by
 this scheduler or its successor, finds a worker that has not been started yet. A base worker that was done before its
-leader is noted as completed, and nothing that happens to its pod after that matters. An attempt whose incarnation was
-seen and has vanished, with its end unseen, was ended from outside.
+leader is recorded as completed; what happens to its pod after that does not matter. An attempt whose incarnation was
+seen and has vanished without an observed end was ended from outside.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from espalier_operator.model.nodes import blaming
 
 _STOPPED_CODES: Final = (-signal.SIGTERM, ExitCode.STOPPED, -signal.SIGINT, ExitCode.INTERRUPTED)
 _NEEDS_REPORT: Final = (ExitCode.COMPLETE, ExitCode.INVALID, ExitCode.LOSS_NOT_FINITE, *_STOPPED_CODES)
-"""Exit codes whose meaning, or message, the last report decides."""
+"""Exit codes whose meaning or message depends on the last report."""
 _BUDGETS: Final = (Reason.BUDGET_EXHAUSTED, Reason.GPU_BUDGET_EXHAUSTED)
 
 _MAX_CAUSE: Final = 1000
-"""Characters of a message that is kept for each of several nodes."""
+"""Maximum length of a message kept for each of several nodes, in characters."""
 _OOM: Final = "OOMKilled"
 """The kubelet's reason for the end of a container that exceeded its memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The leader is to be started again, and the failure counted."""
+    """A failure of the leader: it is counted, and the leader is started again."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderPreemption:
-    """The leader was ended by somebody else; it is started again and that is not its fault."""
+    """An end of the leader from outside: it is started again, and no failure is counted."""
 
     message: str
 
@@ -50,14 +50,14 @@ class LeaderPreemption:
 def judge_exit(
     code: int, report: Report | None, cause: str = "", *, silent: bool = True
 ) -> Ended | Failure | LeaderPreemption:
-    """Return what exit `code` means (negative: the signal), given the last report of that process, if any.
+    """Return the meaning of exit `code` (negative: the signal), given the last report of that process, if any.
 
-    `cause` is the cause by the backend or the log, for a process that has reported none. `silent`: no process of the
-    job has ever reported.
+    `cause` is the cause according to the backend or the log, for a process that has reported none. `silent`: no process
+    of the job has ever reported.
 
     A trainer is complete by its report of the end, see `_trained`; a job that is silent does not use the trainer
     library, and is complete by exit code 0. A report of failure with any reason but `TrainerFailed` fails the job, as
-    it would recur. What else fails is retried: a code alone means no more, as a script ends with any code it likes.
+    it would recur. Any other failure is retried: a code alone means no more, as a script may end with any code.
     A leader stopped by a signal that the scheduler did not send was preempted, provided that it had started to train:
     a leader that always ends by SIGTERM before that counts as failed.
     """
@@ -82,7 +82,7 @@ def judge_exit(
 
 
 def judge(state: JobState, seen: Observation, index: int, terms: JobTerms, now: float, timing: Timing) -> JobState:
-    """Return the state after a look at base worker `index`."""
+    """Return the state after an observation of base worker `index`."""
     after, worker = _judge(state, seen, index, terms, now, timing), seen.worker(index)
     if worker is not None and after is state and _is_stuck(worker, now, timing) and not state.ending:
         message = "" if worker.stuck is None else worker.stuck[1]
@@ -104,9 +104,9 @@ def judge(state: JobState, seen: Observation, index: int, terms: JobTerms, now: 
 
 
 def blaming_node(state: JobState, worker: WorkerStart, message: str, now: float, timing: Timing) -> JobState:
-    """Return the state after the end of a worker: its node is avoided if it refused or ended it, or it failed at start.
+    """Return the state after the end of a worker: its node is blamed if it refused or ended it, or it failed at start.
 
-    Not where the worker exceeded limits of its own, or somebody ended it.
+    The node is not blamed where the worker exceeded its own limits, or was ended by somebody else.
     """
     end = worker.end
     if end is None or worker.node is None:
@@ -148,12 +148,12 @@ def _judge(state: JobState, seen: Observation, index: int, terms: JobTerms, now:
 
 
 def _is_done(end: End) -> bool:
-    """Return whether a worker ended by itself, and not by a failure."""
+    """Return whether a worker ended by itself and without a failure."""
     return end.code == 0 and not end.overran and not end.external
 
 
 def failed(state: JobState, index: int, message: str, terms: JobTerms, now: float, timing: Timing) -> JobState:
-    """Count a failure and delay the next start, twice as long each time; after `backoffLimit` there is none."""
+    """Count a failure and delay the next start, twice as long each time; after `backoffLimit` no start follows."""
     failures = state.failures + 1
     wait = doubled(timing.restart, state.failures, timing.max_restart)
     again = state.with_worker(index, attempt=state.attempts[index] + 1, incarnation="")
@@ -167,7 +167,7 @@ def failed(state: JobState, index: int, message: str, terms: JobTerms, now: floa
 
 
 def _is_stuck(worker: WorkerStart, now: float, timing: Timing) -> bool:
-    """Return whether the runtime of a worker's node has not started it for so long that another is tried."""
+    """Return whether a worker's node has failed to start it for so long that it is replaced."""
     return worker.end is None and worker.stuck is not None and now >= worker.stuck[0] + timing.promise
 
 
@@ -185,9 +185,9 @@ def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterat
 
 
 def _completed(state: JobState, seen: Observation, index: int, now: float, timing: Timing) -> Ended | None:
-    """Return the end of a job whose leader reported completion, however that and its other workers ended after that.
+    """Return the end of a job whose leader reported completion, however its workers ended after that.
 
-    The process of the leader is about to end: it is waited for, unless another worker would have to be started.
+    The leader's process is about to end. Wait for it, unless another worker would have to be started.
     """
     leader, worker, known = seen.leader, seen.worker(index), state.incarnations[index]
     report = seen.report_of(state.incarnations[0] or (leader.id if leader else ""))
@@ -209,10 +209,10 @@ def _completed(state: JobState, seen: Observation, index: int, now: float, timin
 
 
 def if_forced(seen: Observation, terms: JobTerms) -> Ended | None:
-    """Return what a job comes to that is ended by force; None where no leader has ever reported, and for a program, and
-    where the last leader has stopped in order as it was asked to: the reason for the end is that of the budget then.
+    """Return the outcome of a job that is ended by force; None for a program, where no leader has ever reported, and
+    where the last leader has stopped in order as requested: the budget then gives the reason.
 
-    It is complete where its training was over. Otherwise it has failed, and its last report tells since when.
+    The job is complete where its training was over. Otherwise it has failed; the message quotes its last report.
     """
     report = seen.report
     if report is None or seen.program or (report.phase is TrainerPhase.STOPPED and not seen.leader_runs):
@@ -231,8 +231,8 @@ def if_forced(seen: Observation, terms: JobTerms) -> Ended | None:
 def _trained(report: Report, code: int, cause: str) -> Ended | None:
     """Return the end of a job whose leader has reported that its training is over and its last checkpoint is written.
 
-    It reports so as it ends, or with a reason in `Evaluating`, while the script's own code after the loop still runs.
-    A budget that is used up stays so, whatever that code does; a loop that the script ended itself needs exit code 0.
+    The leader reports `Completed` as it ends, or `Evaluating` with a reason while code after the script's loop runs.
+    A used-up budget completes the job whatever that code does; a loop that the script ended itself needs exit code 0.
     """
     reason, evaluates = report.reason, report.phase is TrainerPhase.EVALUATING
     if report.phase is not TrainerPhase.COMPLETED and not (evaluates and reason is not None):
@@ -256,7 +256,7 @@ def _judge_leader(
     code = 1 if end.code is None else end.code
     verdict = judge_exit(code, report, end.message, silent=seen.report is None)
     if end.overran:
-        # It may have ended in order on SIGTERM, and would be ended again.
+        # It may have ended in order on SIGTERM, but would exceed the limit again.
         verdict = Failure(_joined(_describe(code), end.message))
     elif leader.started_at is None:
         # The code is that of an init container, or the runtime's.
@@ -267,7 +267,7 @@ def _judge_leader(
             message = f"{message}; the last failure: {state.last_failure}"
         return replace(state, ended=replace(verdict, message=message[:MAX_MESSAGE]))
     if state.stopping is not None:
-        return state  # it ended as it was asked to
+        return state  # it ended as requested
     if isinstance(verdict, Failure):
         return failed(state, 0, verdict.message, terms, now, timing)
     return replace(_ended_by_others(state, 0, Reason.PREEMPTED), stopped_itself=True)
@@ -282,7 +282,7 @@ def _judge_program(
     if end.external:
         return _ended_by_others(state, 0, Reason.PREEMPTED, _again_at(leader, now, timing))
     if state.stopping is not None:
-        return state  # it ended as it was asked to
+        return state  # it ended as requested
     if end.code == 0 and not end.overran:
         return replace(state, ended=Ended(reason=Reason.COMPLETED, failed=False, message=end.message[:MAX_MESSAGE]))
     code = 1 if end.code is None else end.code
@@ -291,10 +291,10 @@ def _judge_program(
 
 
 def _overdue(state: JobState, seen: Observation, terms: JobTerms, now: float, timing: Timing) -> JobState:
-    """Judge a leader that sent its last report but does not end by that report; `_completed` judges a completed one."""
+    """Judge a leader that does not end, by the last report that it sent; `_completed` judges a completed one."""
     report = seen.report
     if report is None or state.stopping is not None:
-        return state  # the demand to stop has its own deadline
+        return state  # the request to stop has its own deadline
     if report.phase is TrainerPhase.STOPPED:
         return replace(_ended_by_others(state, 0, Reason.PREEMPTED), stopped_itself=True)
     if report.reason not in (None, Reason.TRAINER_FAILED):
@@ -310,7 +310,7 @@ def _may_report_still(end: End, report: Report | None, now: float, timing: Timin
 
 
 def done_since(state: JobState, seen: Observation) -> float | None:
-    """Return since when the leader says that it ends, by the scheduler's clock; None while it does not."""
+    """Return when the leader was first seen to report its end, by the scheduler's clock; None before that."""
     leader = seen.leader
     return None if leader is None or seen.phase not in LAST_PHASES else state.watch_of(leader.id).done_since
 
@@ -321,20 +321,20 @@ def _lingers(state: JobState, seen: Observation, now: float, timing: Timing) -> 
 
 
 def _ends_by(since: float, state: JobState, timing: Timing) -> float:
-    """Return until when the process of a leader is waited for whose last report has come: not beyond a deadline to
-    stop, after which a job that is complete would run again.
+    """Return how long to wait for the process of a leader after its last report: not beyond the deadline of a stop,
+    after which a job that is complete would run again.
     """
     by = since + timing.linger
     return by if state.stopping is None else min(by, state.stopping.deadline)
 
 
 def _again_at(worker: WorkerStart, now: float, timing: Timing) -> float | None:
-    """Return when a worker that was ended from outside may start again: at once, unless its node refused it."""
+    """Return the time before which a worker ended from outside must not restart; None unless its node refused it."""
     return now + timing.rejected_restart if worker.started_at is None and not worker.removed else None
 
 
 def _ended_by_others(state: JobState, index: int, reason: Reason, not_before: float | None = None) -> JobState:
-    """Count a worker that was ended from outside."""
+    """Record that a worker was ended from outside."""
     if state.stopping is not None:
         return state  # the job is about to be ended: no worker is started again
     again = state.with_worker(index, attempt=state.attempts[index] + 1, incarnation="")
@@ -351,7 +351,7 @@ def _describe_unstarted(code: int) -> str:
 
 
 def _with_cause(text: str, cause: str) -> str:
-    """Return `text` with its cause, or where to look for one."""
+    """Return `text` with its cause, or with a hint where to look for it."""
     return f"{text}: {cause}" if cause else f"{text}; see its log"
 
 

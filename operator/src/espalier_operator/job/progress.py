@@ -1,14 +1,14 @@
-"""What an observation means: how much of the budgets is used, which workers ended, which promises were kept. Pure.
+"""Consequences of an observation: used budgets, ended workers, kept promises. Pure.
 
-The time budget runs while the job's leader is past its start-up: from the first report of an incarnation with a state
-other than `Starting`, until the leader ends, by the backend's clock. Queueing, starting, importing, back-off between
+The time budget runs while the job's leader is past its start-up: from an incarnation's first report with a phase other
+than `Starting` until the leader ends, by the backend's clock. Queueing, starting, importing, back-off between
 restarts and suspension are not counted. A leader that does not get past its start-up, or never reports (its image does
 not use the trainer library), is counted from its start once `Timing.start_up_allowance` is over, so a leader that sends
 no reports does not hold GPUs for free. GPU-seconds are the GPUs held, lent ones included, over the same time.
 
 Figures never decrease. They are stored, so they survive a restart of the scheduler. Time that the scheduler did not
-observe, because it was down or the leader vanished, is taken from the leader's own count and from how long its process
-ran. What a leader says may raise the count, and never lowers it: one that says that it ends, and does not, is counted.
+observe, because it was down or the leader vanished, is taken from the leader's own count and the run time of its
+process. A leader's report may raise the count but never lowers it: one that reports its end and runs on is counted.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ class Leader(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetMeter:
-    """The account of one job at a moment of the scheduler's clock. Times in the clock's (budget) seconds."""
+    """The used budgets of one job at a moment of the scheduler's clock, in the clock's (budget) seconds."""
 
     used_seconds: float = 0.0
     gpu_seconds_used: float = 0.0
     read_at: float | None = None
-    """When it was last advanced; None before that and after a restart of the scheduler."""
+    """Time of the last `advance`; None before the first and after a restart of the scheduler."""
     starting_since: float | None = None
-    """Since when the leader has been starting, None while it is not."""
+    """Start of the leader's start-up; None while it is not starting."""
 
     def advance(
         self, now: float, leader: Leader, gpus: int, allowance: float, reported_seconds: float = 0.0
     ) -> BudgetMeter:
-        """Return the account at `now`.
+        """Return the meter at `now`.
 
-        `leader` is what the leader has done since the last call, `gpus` what the job has held since then;
+        `leader` is the leader's activity since the last call, `gpus` the GPUs that the job has held since then;
         `allowance` is the start-up allowance in the clock's seconds; `reported_seconds` is the leader's own count.
         """
         before = now if self.read_at is None else min(self.read_at, now)
@@ -76,7 +76,7 @@ class BudgetMeter:
 
 
 def look(state: JobState, seen: Observation, terms: JobTerms, now: float, timing: Timing) -> JobState:
-    """Return the state after an observation of the job's workers and report at `now`."""
+    """Return the state after an observation at `now` of the job's workers and report."""
     if state.outcome is not None:
         return state
     if state.admitted_at is None:
@@ -90,7 +90,7 @@ def look(state: JobState, seen: Observation, terms: JobTerms, now: float, timing
     if state.trained and not before.trained:
         state = replace(state, unplaced=0, hold_until=None, unpinned=False)
     if seen.invalid and state.ended is None and not (state.trained or state.used_seconds):
-        # One that has trained is never failed by this: it waits again, and whoever changed its pods may change that.
+        # A job that has trained never fails by this: it waits again, and whoever changed its pods may change them back.
         state = replace(state, ended=Ended(reason=Reason.INVALID_SPEC, failed=True, message=seen.invalid))
     if state.gated != seen.gated:
         # Its GPUs are granted, and its deadline begins, when all gates are gone.
@@ -104,7 +104,7 @@ def look(state: JobState, seen: Observation, terms: JobTerms, now: float, timing
     if state.not_before is not None and now >= state.not_before:
         state = replace(state, not_before=None)
     if state.promised_until is not None and seen.extra_bound >= state.extra:
-        # Kept: what is lost from now on is lost.
+        # Kept: workers that are missing from now on are lost.
         state = replace(state, promised_until=None, unplaced=0, hold_until=None)
     if state.promised_until is not None and state.granted_at is not None and seen.extra_refused:
         given_up_at = min(state.promised_until, state.granted_at + timing.refusal)
@@ -116,7 +116,7 @@ def look(state: JobState, seen: Observation, terms: JobTerms, now: float, timing
 
 
 def _blame(state: JobState, seen: Observation, now: float, timing: Timing) -> JobState:
-    """Blame nodes for extra workers that ended there, once for each loan, and no more those on which the job trains."""
+    """Blame nodes for extra workers that ended there, once for each loan; clear nodes on which the job trains."""
     for worker in seen.extra_ended:
         if all(blame.node != worker.node or blame.loan < worker.loan for blame in state.blames):
             message = "" if worker.end is None else worker.end.message
@@ -143,7 +143,7 @@ def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterat
 
 
 def leader_of(state: JobState, seen: Observation, now: float, timing: Timing) -> Leader:
-    """Return the activity of the leader for the budgets; a leader without reports for long counts as training."""
+    """Return the leader's activity for the budgets; one without reports beyond the allowance counts as training."""
     if not seen.leader_runs or seen.leader_is_silent or seen.phase in LAST_PHASES:
         return Leader.ABSENT
     if _stands_still(state, seen):
@@ -152,7 +152,7 @@ def leader_of(state: JobState, seen: Observation, now: float, timing: Timing) ->
 
 
 def _is_incomplete(state: JobState, seen: Observation, terms: JobTerms) -> bool:
-    """Return `JobState.incomplete`: a worker that is gated, refused or waits for its node keeps the others waiting."""
+    """Return `JobState.incomplete`: a worker that is gated, refused or waits for a node keeps the others waiting."""
     workers = (
         worker for index, worker in enumerate(seen.base[: terms.min_replicas]) if index not in state.completed_workers
     )
@@ -162,28 +162,28 @@ def _is_incomplete(state: JobState, seen: Observation, terms: JobTerms) -> bool:
 
 
 def _stands_still(state: JobState, seen: Observation) -> bool:
-    """Return whether no budget runs as base workers are missing: only a report tells then that a leader trains."""
+    """Return whether the budgets stand still because base workers are missing and no report shows training."""
     return state.incomplete and (seen.program or _is_starting(seen))
 
 
 def _complete_since(state: JobState, seen: Observation) -> float | None:
-    """Return since when the leader has run, and before the job has trained also all other base workers."""
+    """Return the start of the leader; before the job has trained, of the last of its base workers to start."""
     workers = (seen.leader,) if state.trained else seen.base
     return max((each.started_at for each in workers if each is not None and each.started_at is not None), default=None)
 
 
 def _since(before: float | None, holds: bool, now: float) -> float | None:
-    """Return since when something holds that did so since `before`; None where it does not."""
+    """Return the start of a condition: `before`, or `now` if it is new; None where it does not hold."""
     if not holds:
         return None
     return now if before is None else before
 
 
 def _down_since(state: JobState, seen: Observation, now: float, *, was_away: bool) -> float | None:
-    """Return since when no leader runs of a job that has trained and goes on; None while one does.
+    """Return the time since which a job that has trained and goes on has no running leader; None while it has one.
 
-    While the scheduler was away another leader may have trained, and ended: its report tells until when. At no other
-    time, as reports would keep GPUs for a job whose leader cannot start.
+    While the scheduler was away, another leader may have trained and ended: its last report then gives the time, and
+    at no other time, as reports would keep GPUs for a job whose leader cannot start.
     """
     is_down = state.trained and not (seen.leader_runs or seen.gated or state.ending)
     since = _since(state.down_since, is_down, now)
@@ -193,7 +193,7 @@ def _down_since(state: JobState, seen: Observation, now: float, *, was_away: boo
 
 
 def _announce(state: JobState, seen: Observation, terms: JobTerms) -> JobState:
-    """Tell the leader of the lent workers that run: it decides about GPUs that are there."""
+    """Announce running extra workers to the leader, which decides only about GPUs that are there."""
     running = min(state.extra, seen.extra_running)
     if state.ending or state.reclaim is not None or running <= state.announced(terms):
         return state
@@ -201,17 +201,17 @@ def _announce(state: JobState, seen: Observation, terms: JobTerms) -> JobState:
 
 
 def _watch(state: JobState, seen: Observation, now: float, *, completes: bool) -> JobState:
-    """Take note of when the current leader was first seen to run, and to say that it ends."""
+    """Record when the current leader was first seen running, and when it first reported its end."""
     leader = seen.leader
     if leader is None:
         return state
     watch = state.watch_of(leader.id)
     if seen.leader_runs and (watch.since is None or completes):
-        # The scheduler may have been away as it started. A node's clock that is ahead does not count.
+        # The scheduler may have been away when it started. A start in the future (the node's clock is ahead) is now.
         began = _complete_since(state, seen)
         watch = replace(watch, since=max(watch.since or 0.0, now if began is None else min(began, now)))
     if seen.leader_is_silent or _stands_still(state, seen):
-        watch = replace(watch, since=now)  # it may have ended unseen: what it ran before does not count as a start-up
+        watch = replace(watch, since=now)  # it may have ended unseen: its earlier run does not count as a start-up
     watch = replace(watch, heard=watch.heard or seen.fresh, out_of_reach=seen.leader_is_silent)
     if watch.done_since is None and seen.phase in LAST_PHASES:
         watch = replace(watch, done_since=now)
@@ -219,8 +219,8 @@ def _watch(state: JobState, seen: Observation, now: float, *, completes: bool) -
 
 
 def _unwatched(state: JobState, seen: Observation, now: float) -> float:
-    """Return up to how many used seconds nobody watched what counts since the last look: the first word of a leader
-    tells what those before it have left, and of one whose node reports again nobody knows what it has heard of.
+    """Return the used seconds up to which nobody watched since the last observation: a leader's first report includes
+    the use of its predecessors. Infinite if the leader's node reports again: the leader may have heard of nothing.
     """
     leader = seen.leader
     if leader is None or seen.leader_is_silent:
@@ -242,9 +242,9 @@ def _running_since(state: JobState, seen: Observation) -> float | None:
 
 
 def _overstays(state: JobState, seen: Observation, now: float, timing: Timing) -> bool:
-    """Return whether the leader runs on although it has reported for a while that it ends, and would be started again.
+    """Return whether the leader still runs a while after it reported that it stopped or failed.
 
-    Where it reports that the job is complete, the job ends soon, whatever its process does.
+    A leader that reports completion does not count: the job ends soon, whatever its process does.
     """
     done_since = ends.done_since(state, seen)
     says_so = seen.leader_runs and seen.phase in (TrainerPhase.STOPPED, TrainerPhase.FAILED)
@@ -263,7 +263,7 @@ def _count(state: JobState, seen: Observation, terms: JobTerms, now: float, timi
     leader = seen.leader
     started = None if leader is None else _complete_since(state, seen)
     began = now if started is None else started
-    # The scheduler was away while this leader ran: what it ran meanwhile is counted, what was before it is not.
+    # If the scheduler was away while this leader ran, count the leader's run time, and nothing before it.
     since = _running_since(state, seen)
     earliest = now - timing.gap if began > now else began if since is None else min(began, since)
     read_at = now if state.counted_until is None else max(state.counted_until, earliest)
@@ -280,11 +280,11 @@ def _count(state: JobState, seen: Observation, terms: JobTerms, now: float, timi
     if _stands_still(state, seen):
         kind, until = Leader.ABSENT, now
     elif leader is not None and leader.end is not None:
-        # Its own count holds, or all of its time where it was past the allowance; a program has no count of its own.
+        # Its own count holds, or its whole run time if it was past the allowance; a program has no count of its own.
         kind = Leader.STARTING if _is_starting(seen) else Leader.TRAINING if seen.program else Leader.ABSENT
         until = max(read_at, min(now, now if leader.end.at is None else leader.end.at))
     elif seen.leader_is_silent:
-        # Nobody knows whether it still runs. It is counted up to its last report, and the rest when it reports again.
+        # It may have ended. Count up to its last report, and the rest once it reports again.
         trains = seen.fresh and seen.phase not in (TrainerPhase.STARTING, *LAST_PHASES)
         kind = Leader.TRAINING if trains else Leader.ABSENT
         until = counted_until = max(read_at, min(seen.reported_at, now))
@@ -293,7 +293,7 @@ def _count(state: JobState, seen: Observation, terms: JobTerms, now: float, timi
         silent = kind is Leader.TRAINING and _is_starting(seen)
         unwatched = now - read_at > timing.gap and now - seen.reported_at > timing.quiet
         if kind is Leader.TRAINING and unwatched and (seen.fresh or not silent) and not seen.program:
-            # Nobody watched: it ran while it reported so, and may have ended since, unseen by its node as well.
+            # Nobody watched: it ran up to its last report, and may have ended since, unseen by its node as well.
             until = max(read_at, min(seen.reported_at, now))
         if _overstays(state, seen, now, timing):
             kind = Leader.TRAINING
@@ -320,9 +320,9 @@ def _count_reported(state: JobState, seen: Observation, terms: JobTerms, now: fl
 def _with_budget(state: JobState, before: JobState, unwatched: float, terms: JobTerms) -> JobState:
     """Return the state with the end of the time budget.
 
-    Where a budget is lowered to less than is used, it ends now: the leader has the usual time to evaluate. So it does
-    where it was used up since `before` and nobody watched, up to `unwatched` used seconds. That is so once: a leader
-    that goes on telling of more stretches nothing.
+    A budget that is lowered to less than is used ends now, so that the leader has the usual time to evaluate. The same
+    holds for a budget that was used up since `before` while nobody watched, up to `unwatched` used seconds, but only
+    once: further reports of use do not extend it.
     """
     known = terms.time_budget_seconds if state.budget_end_seconds is None else state.budget_end_seconds
     end = max(terms.time_budget_seconds, min(state.used_seconds, known))
@@ -332,7 +332,7 @@ def _with_budget(state: JobState, before: JobState, unwatched: float, terms: Job
 
 
 def _reported(state: JobState, seen: Observation, now: float) -> float:
-    """Return the count of the leaders, including former ones, limited to the age of the job."""
+    """Return the used seconds reported by the leaders, former ones included, limited to the age of the job."""
     most = now if state.submitted_at is None else now - state.submitted_at
     return 0.0 if seen.report is None else min(seen.report.used_seconds, max(0.0, most))
 

@@ -1,6 +1,6 @@
-"""How a decision changes the state of a job. Idempotent: a decision applied twice has the effect of one.
+"""Transitions of a job's state by the planner's decisions. Idempotent: applied twice, a decision has the effect of one.
 
-The consequences (workers started and ended, the allocation written) are the backend's: it derives them from the state.
+The backend derives the consequences (workers started and ended, the allocation written) from the state.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from espalier_operator.model.actions import (
 )
 
 MAX_MESSAGE = 4096
-"""Characters of a message that is kept."""
+"""Maximum length of a stored message, in characters."""
 _UNSTARTED = REFUSALS | {Reason.PRE_RUNNING_DEADLINE_EXCEEDED}
-"""Reasons for which a job waits again that could not use what it was granted."""
+"""Reasons for which a job that could not use its grant waits again."""
 _TAKEN = (Reason.RECLAIM_FORCED, Reason.GPU_LOST)
-"""Reasons for which lent GPUs were lost without having been given back."""
+"""Reasons for the loss of lent GPUs that were not given back."""
 
 
 def after(state: JobState, action: Action, terms: JobTerms, now: float, timing: Timing) -> JobState:
-    """Return the state after `action`; an action that has been applied already changes nothing."""
+    """Return the state after `action`; an action already applied changes nothing."""
     if _is_done(state, action):
         return state
     match action:
@@ -85,7 +85,7 @@ def after(state: JobState, action: Action, terms: JobTerms, now: float, timing: 
         case Stop():
             return replace(state, stopping=Stopping(reason=action.reason, deadline=action.deadline))
         case Requeue():
-            # The loss of a leader has been counted already; a job without a leader yet has lost nothing.
+            # The loss of a running leader has been counted already; a job without a leader yet has lost nothing.
             lost = action.reason is Reason.GPU_LOST and any(state.incarnations[:1])
             waiting = replace(
                 _without_workers(state),
@@ -97,7 +97,7 @@ def after(state: JobState, action: Action, terms: JobTerms, now: float, timing: 
                 ended=None,
                 attempts=tuple(attempt + 1 for attempt in state.attempts),
                 incarnations=("",) * len(state.attempts),
-                # Workers of the library serve their leader, which will need them again.
+                # Workers of the trainer library serve their leader, which will need them again.
                 completed_workers=state.completed_workers if terms.program else (),
                 preemptions=state.preemptions + lost,
                 last_failure=action.message[:MAX_MESSAGE] or state.last_failure,
@@ -106,7 +106,7 @@ def after(state: JobState, action: Action, terms: JobTerms, now: float, timing: 
                 gated=0,
                 incomplete=False,
             )
-            # kube-scheduler may choose a node that is about to go again.
+            # kube-scheduler may choose a departing node again.
             bound_there = action.reason is Reason.NODE_DEPARTING and state.unplaced and not state.trained
             if action.reason in _UNSTARTED or bound_there:
                 waiting = _held_back(waiting, now, timing)
@@ -144,12 +144,12 @@ def _is_done(state: JobState, action: Action) -> bool:
 
 
 def _held_back(state: JobState, now: float, timing: Timing) -> JobState:
-    """Grant nothing more for a while, twice as long each time in a row: it cannot be used."""
+    """Hold further grants, which could not be used, for a while: twice as long each time in a row."""
     return replace(state, unplaced=state.unplaced + 1, hold_until=now + timing.held(state.unplaced))
 
 
 def _lent_later(state: JobState, now: float, timing: Timing) -> JobState:
-    """Lend nothing for a while, twice as long each time in a row: the node may be gone, or the workers end at once."""
+    """Hold loans for a while, twice as long each time in a row: the node may be gone, or the workers end at once."""
     lasted = now - (now if state.granted_at is None else state.granted_at)
     losses = 0 if lasted > timing.max_hold else state.extra_losses
     return replace(state, extra_losses=losses + 1, lend_after=now + timing.held(losses))

@@ -1,7 +1,7 @@
-"""A job's state as others read it: the facts of the planner, and the fields of its status, which also make the state.
+"""Conversion of a job's state to the planner's facts and to its status, and of a status back to the state.
 
-A part of the status has the fields of a part of the state (`_PARTS`), under the same names but for `_NAMES`; each is
-written and read by its name. Only what the status has in other places stands in `memory_of` and `state_of` themselves.
+A part of the status has the fields of a part of the state (`_PARTS`), under the same names except for `_NAMES`.
+`memory_of` and `state_of` name only the fields that the status has in other places.
 Times in the status are RFC 3339 with microseconds.
 """
 
@@ -46,24 +46,24 @@ _PARTS: Final[dict[type[Record], type]] = {
     StandingStop: Stopping,
     AvoidedNode: Blame,
 }
-"""By part of the status: the part of the state that it keeps."""
+"""The part of the state that each part of the status keeps."""
 _WRITTEN_AS: Final = {part: document for document, part in _PARTS.items()}
 _NAMES: Final = {"pod_uids": "incarnations", "avoided_nodes": "blames", "last_time": "at"}
-"""By field of the status: the name of the same in the state, where that is another."""
+"""Names in the state of fields of the status, where they differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """What prevents a job's workers from starting."""
+    """The obstacle to the start of a job's workers."""
 
     reason: Reason
     message: str
     final: bool = False
-    """The API server itself finds the pods invalid: it will never take them as they are."""
+    """The API server itself finds the pods invalid and will never accept them as they are."""
 
 
 def held_by(state: JobState) -> Trouble | None:
-    """Return what prevented the workers of a job from starting that waits again for that."""
+    """Return the obstacle for which a job waits again: its workers could not start."""
     reason = state.grant.reason
     if state.active or state.hold_until is None or reason not in REFUSALS:
         return None
@@ -84,9 +84,8 @@ def facts_of(
 ) -> JobFacts:
     """Return the planner's facts of the job `key`.
 
-    `trouble` is what prevents its base workers from starting, `extra_trouble` what prevents those that it is lent.
-
-    `done` is the part of its work that a program has done, as far as that is known.
+    `trouble` prevents its base workers from starting, `extra_trouble` its extra workers. `done` is the part of its work
+    that a program has done, None if unknown.
     """
     generation, training = state.grant.generation, leader_of(state, seen, now, timing) is Leader.TRAINING
     recorded = state.recorded() | {
@@ -118,7 +117,7 @@ def facts_of(
 
 
 def _acknowledged(seen: Observation, generation: int) -> int:
-    """Return the allocation that the leader has acknowledged: a program that runs has what it was started with."""
+    """Return the generation that the leader has acknowledged; a running program acknowledges the current one."""
     if seen.program:
         return generation if seen.leader_runs else 0
     return 0 if seen.report is None else min(seen.report.acknowledged_generation, generation)
@@ -137,7 +136,7 @@ def utc(seconds: float) -> datetime:
 
 
 def memory_of(state: JobState, terms: JobTerms, wall: Wall = utc) -> JobStatus:
-    """Return a status with the state of a job; the conditions state its outcome."""
+    """Return a status with the state of a job, except its outcome, which the conditions state."""
     return JobStatus(
         allocation=allocation_of(state.grant, wall),
         time_budget=TimeBudgetStatus(
@@ -176,7 +175,7 @@ def allocation_of(grant: Grant, wall: Wall = utc) -> Allocation:
 
 
 def outcome_of(status: JobStatus) -> Ended | None:
-    """Return how the job ended, by its conditions; None where it has not."""
+    """Return the outcome of the job by its conditions; None before its end."""
     end = status.outcome
     if end is None:
         return None
@@ -185,7 +184,7 @@ def outcome_of(status: JobStatus) -> Ended | None:
 
 @cache
 def _fields_of(kind: type[Record]) -> tuple[tuple[str, str, bool], ...]:
-    """Return the fields that a part of the status has of the state, their names there, and whether each is a time."""
+    """Return (name in the status, name in the state, whether it is a time) of the fields shared with the state."""
     known = {field.name for field in fields(_PARTS[kind])}
     named = ((name, _NAMES.get(name, name), field.annotation) for name, field in kind.model_fields.items())
     return tuple(

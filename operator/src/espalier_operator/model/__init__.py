@@ -1,8 +1,8 @@
-"""What the scheduler sees: plain facts, frozen, and their loss-free JSON.
+"""The scheduler's input: plain frozen facts, and their loss-free JSON.
 
 A `Snapshot` is all that `plan` reads. Every backend (Kubernetes, local processes, virtual time) makes one; a dump
-of it is a bug report that can be replayed. All times are seconds of one clock, the one that `plan`'s `now` is
-read from: wall-clock seconds on Kubernetes, budget seconds elsewhere.
+of it is a bug report that can be replayed. All times are seconds of one clock, from which `plan`'s `now` is also
+read: wall-clock seconds on Kubernetes, budget seconds elsewhere.
 """
 
 from espalier_operator.model.jobs import REFUSALS, Ended, JobFacts, JobTerms, Reclaim, Stopping, grace_of

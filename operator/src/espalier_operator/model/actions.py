@@ -1,7 +1,7 @@
-"""What the scheduler decides: one frozen action for each change, one refusal for each wish not granted.
+"""Decisions of the scheduler: one frozen action for each change, one refusal for each request not granted.
 
-Actions are applied by a backend, idempotently; `extra` always is the number of extra workers that the job has
-*after* the action, never a difference, so that applying twice is applying once.
+A backend applies actions idempotently: `extra` is always the number of extra workers that the job has *after* the
+action, never a difference, so that applying it twice is the same as once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from espalier_operator.model import Placement
 ONE: Final = Fraction(1)
 DECISIONS: Final = "decisions.jsonl"
 EARLIER: Final = "decisions.1.jsonl"
-"""What `DECISIONS` was before it became too large."""
+"""The previous `DECISIONS`, moved here when it became too large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class GrantExtra:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeReclaim:
-    """Tell the job to be down to `extra` extra workers by `deadline`."""
+    """Request that the job reduce its extra workers to `extra` by `deadline`."""
 
     job: str
     extra: int
@@ -51,7 +51,7 @@ class NoticeReclaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseExtra:
-    """Take the extra workers above `extra` away: acknowledged, past the deadline, or because they are gone."""
+    """Remove the extra workers above `extra`: given back, past the deadline, or already gone."""
 
     job: str
     extra: int
@@ -70,13 +70,13 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requeue:
-    """End what is left of the job's workers and let it wait again, its budget kept."""
+    """End the job's remaining workers and queue it again, with its used budget kept."""
 
     job: str
     reason: Reason
     message: str = ""
     hold_until: float | None = None
-    """It is granted nothing more before."""
+    """Time before which it is granted nothing more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +99,13 @@ class Fail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replace:
-    """Make base workers again that are not bound: the node that was chosen for them does not take them."""
+    """Recreate unbound base workers whose chosen node does not take them."""
 
     job: str
     workers: tuple[int, ...]
-    """Their indices."""
+    """Indices of the workers."""
     pinned: bool
-    """False: the planner chooses no node for them any more, kube-scheduler does."""
+    """Whether the planner chooses their nodes again; False: kube-scheduler does."""
     reason: Reason
 
 
@@ -114,50 +114,50 @@ Action = Admit | GrantExtra | NoticeReclaim | ReleaseExtra | Replace | Stop | Re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why the job got nothing (more) in this cycle."""
+    """The reason for which the job got nothing (more) in this cycle."""
 
     job: str
     reason: Reason
     starts_by: float | None = None
-    """GPUs are reserved for it: it starts then at the latest, if jobs end when their budgets do."""
+    """Latest start by the job's reservation if other jobs end with their budgets; None without a reservation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one cycle decided. Every unfinished job is named by an action or by a refusal."""
+    """The decisions of one cycle. An action or a refusal names every unfinished job."""
 
     actions: tuple[Action, ...]
     refusals: Mapping[str, Refusal]
-    """By job key."""
+    """Refusals by job key."""
     placements: Mapping[str, Placement] = field(default_factory=dict)
-    """By job key: where its workers that are still to be made will run."""
+    """Nodes for the workers that each job still lacks, by job key."""
     policy_memory: Mapping[str, Any] = field(default_factory=dict)
-    """What the policy asked to keep for the next snapshot."""
+    """Data that the policy keeps for the next snapshot."""
     shares: tuple[Share, ...] = field(default=(), repr=False)
-    """What the policy decided, as far as it can be, in the order in which shares are served."""
+    """The feasible part of the policy's decision, in the order in which shares are served."""
     ignored: tuple[str, ...] = ()
-    """What of the policy's decision cannot be, in words."""
+    """Descriptions of the parts of the policy's decision that are not feasible."""
     fallback: str = field(default="", repr=False)
-    """Why another policy decided in its place, in words; empty: it decided itself."""
+    """Reason for which another policy decided instead, in words; empty: the policy decided itself."""
     wake_at: float | None
-    """The earliest time at which the passing of time alone may change the plan."""
+    """The earliest time at which time alone may change the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What a job should have."""
+    """A job's share of the workers."""
 
     job: str
     workers: int
     """The total number of its workers. With fewer than its base workers the job waits."""
     spare: int = 0
-    """The number of workers beyond that, while no share needs their GPUs."""
+    """The number of further workers while no share needs their GPUs."""
     weight: Fraction = ONE
-    """Spare GPUs are shared in proportion to it: the smallest number of GPUs over the weight is raised first."""
+    """Weight in the division of spare GPUs: the job with the fewest GPUs per weight gets the next one."""
     gpu_type: str | None = None
     """The type of its GPUs, until the decision's `until`; None: any."""
     nodes: tuple[str, ...] = ()
     """Preferred node of each of its workers, base workers first; empty: any. The planner follows it for workers that
     are still to be created, if all of it can be met; running workers do not move."""
     beside: str | None = None
-    """An earlier share's job, whose GPUs it uses too; None: it has its own."""
+    """The job of an earlier share, whose GPUs it shares; None: it has its own."""

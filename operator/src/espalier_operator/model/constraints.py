@@ -1,9 +1,9 @@
-"""What binds a pod to nodes: its node selector, its required node affinity, that of its volumes, the taints that it
-tolerates, and what it requests in addition to GPUs. Pure.
+"""A pod's constraints on nodes: its node selector, the required node affinity of it and its volumes, its tolerations,
+and its requests in addition to GPUs. Pure.
 
-The rules are those of kube-scheduler's plugins NodeAffinity, TaintToleration (k8s.io/component-helpers,
-scheduling/corev1), NodeResourcesFit, and VolumeBinding for volumes that are bound. What cannot be judged from a node
-alone, such as affinity to other pods, is left to kube-scheduler.
+The rules follow kube-scheduler's plugins NodeAffinity, TaintToleration (k8s.io/component-helpers, scheduling/corev1),
+NodeResourcesFit, and VolumeBinding for bound volumes. Constraints that a node alone does not decide, such as affinity
+to other pods, are left to kube-scheduler.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 RESOURCE_LABEL: Final = "espalier.dev/gpu-resource"
-"""A label that only the planner's nodes have, where there are several GPU resources (`kube.objects.nodes`)."""
+"""A label that the planner alone gives nodes, where there are several GPU resources (`kube.objects.nodes`)."""
 REPELLING: Final = ("NoSchedule", "NoExecute")
 """Effects of taints that keep pods away."""
 
@@ -45,7 +45,7 @@ class Toleration:
     effect: str = ""
 
     def tolerates(self, taint: Taint) -> bool:
-        """Return whether it matches `taint`."""
+        """Return whether the toleration matches `taint`."""
         if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
             return False
         if self.operator == "Exists":
@@ -54,7 +54,7 @@ class Toleration:
 
 
 UNNAMED: Final = "\0"
-"""A value that no label and no name has, for all those that an expression does not name."""
+"""A value that no label and no name has; it stands for all values that an expression does not name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class NodeSelectorRequirement:
 
     @property
     def compares(self) -> bool:
-        """Whether it tells values apart that it does not name; otherwise it takes all of them, or none."""
+        """Whether it distinguishes values that it does not name; otherwise it takes all of them, or none."""
         return self.operator in ("Gt", "Lt")
 
     def takes(self, value: str | None) -> bool:
-        """Return whether a node whose label of this key has `value` meets it; None: it has no such label."""
+        """Return whether a node with `value` for the label `key` meets the requirement; None: it has no such label."""
         match self.operator:
             case "In":
                 return value is not None and value in self.values
@@ -89,17 +89,17 @@ class NodeSelectorRequirement:
         return False
 
     def takes_name(self, name: str) -> bool:
-        """Return whether a node of this name meets it as a requirement on fields.
+        """Return whether a node of this name meets the requirement as one on fields.
 
-        `metadata.name` is the only field of nodes, `In` and `NotIn` are the only operators on it.
+        `metadata.name` is the only field of nodes, and `In` and `NotIn` are its only operators.
         """
         return self.key == "metadata.name" and self.operator in ("In", "NotIn") and self.takes(name)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSelectorTerm:
-    """A term of required node affinity: all its requirements on labels and fields must be met. An empty one matches no
-    node.
+    """A term of required node affinity: all its requirements on labels and fields must be met. An empty term matches
+    no node.
     """
 
     labels: tuple[NodeSelectorRequirement, ...] = ()
@@ -107,11 +107,11 @@ class NodeSelectorTerm:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it requires nothing."""
+        """Whether the term requires nothing."""
         return not self.labels and not self.fields
 
     def matches(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Return whether the node `name` with `labels` meets it."""
+        """Return whether the node `name` with `labels` meets the term."""
         return (
             not self.is_empty
             and all(each.takes(labels.get(each.key)) for each in self.labels)
@@ -121,16 +121,16 @@ class NodeSelectorTerm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
-    """What a pod asks of nodes. The default runs on every node without repelling taints."""
+    """A pod's constraints on nodes. The default runs on every node without repelling taints."""
 
     node_selector: tuple[tuple[str, str], ...] = ()
     affinity: tuple[NodeSelectorTerm, ...] | None = None
-    """Terms of which one must match; None: no affinity is required."""
+    """Affinity terms of which one must match; None: no affinity is required."""
     volumes: tuple[tuple[NodeSelectorTerm, ...], ...] = ()
-    """By volume that binds the pod to nodes: terms of which one must match."""
+    """For each volume that binds the pod to nodes, terms of which one must match."""
     tolerations: tuple[Toleration, ...] = ()
     requests: Amounts = ()
-    """What it needs of a node in addition to GPUs."""
+    """Requests in addition to GPUs."""
 
     def admit(self, name: str, labels: Mapping[str, str], taints: Iterable[Taint]) -> bool:
         """Return whether the pod may be bound to the node `name` with `labels` and `taints`."""
@@ -142,13 +142,13 @@ class Constraints:
 
     @property
     def gpus_alone(self) -> Constraints | None:
-        """What is left for a pod that asks for nothing but its GPUs; None: these are on any node."""
+        """The constraints of a pod that needs only its GPUs; None: any node may have them."""
         kept = tuple(each for each in self.node_selector if each[0] == RESOURCE_LABEL)
         return Constraints(node_selector=kept, tolerations=(Toleration(operator="Exists"),)) if kept else None
 
     @property
     def alternatives(self) -> tuple[tuple[NodeSelectorTerm, ...], ...]:
-        """Terms of its affinity and of each volume, of which one must match."""
+        """Terms of the affinity and of each volume; one of each must match."""
         return self.volumes if self.affinity is None else (self.affinity, *self.volumes)
 
     def tolerates(self, taints: Iterable[Taint]) -> bool:
@@ -157,7 +157,7 @@ class Constraints:
 
     @property
     def terms(self) -> Iterator[NodeSelectorTerm]:
-        """All terms of its affinity and of its volumes."""
+        """All terms of the affinity and of the volumes."""
         for terms in self.alternatives:
             yield from terms
 
@@ -172,7 +172,7 @@ _WHOLE: Final = re.compile("[+-]?[0-9]{1,99}")
 
 
 def _whole(text: str | None) -> int | None:
-    """Return a whole number as `strconv.ParseInt(text, 10, 64)` of Go does: neither 1_000 nor other digits are one."""
+    """Parse an integer like Go's `strconv.ParseInt(text, 10, 64)`, which takes neither 1_000 nor non-ASCII digits."""
     if text is None or _WHOLE.fullmatch(text) is None:
         return None
     number = int(text)

@@ -1,4 +1,4 @@
-"""A job as the scheduler sees it: what it asks for, and where it stands."""
+"""A job as the scheduler sees it: its terms, its recorded state, and the facts of now."""
 
 from __future__ import annotations
 
@@ -30,54 +30,54 @@ REFUSALS: Final = frozenset(
         Reason.SCHEDULING_GATED,
     )
 )
-"""What keeps workers from starting for which there are GPUs."""
+"""Obstacles to the start of workers for which there are GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTerms:
-    """What a job asks for: the part of its spec that the scheduler reads. Field names as in the spec."""
+    """A job's request: the part of its spec that the scheduler reads. Field names as in the spec."""
 
     min_replicas: int
     max_replicas: int
     gpus_per_worker: int = 1
     gpu_resource: str = DEFAULT_GPU_RESOURCE
-    """The extended resource by which its workers request their GPUs."""
+    """The extended resource as which its workers request their GPUs."""
     priority: int = 0
     queue: str = "default"
     gpu_type: str | None = None
     """The only type of GPU it runs on; None: any, but all its workers on the same."""
     constraints: Constraints = ANYWHERE
-    """What its workers ask of a node in addition."""
+    """Further constraints of its workers on nodes."""
     quota_scopes: tuple[tuple[str, str], ...] = ()
-    """The scopes of ResourceQuotas that its base workers are in; that of their PriorityClass with the name of it."""
+    """Scopes of ResourceQuotas that its base workers are in; the scope PriorityClass with the name of theirs."""
     extra_quota_scopes: tuple[tuple[str, str], ...] = ()
-    """The same of its extra workers."""
+    """The same for its extra workers."""
     time_budget_seconds: float
     grace_seconds: float = 10.0
-    """Seconds that it may continue past its budget before it is ended by force."""
+    """Seconds past its budget before it is ended by force."""
     gpu_seconds_budget: float | None = None
     base_preemptible: bool = False
-    """Whether its base GPUs may be taken back where its queue has borrowed them."""
+    """Whether base GPUs that its queue has borrowed may be taken back."""
     notice_seconds: float = 30.0
     cooldown_seconds: float = 60.0
     min_runtime_seconds: float = 60.0
     adapts: bool = True
     """False for adaptation mode Off."""
     program: bool = False
-    """Whether its workers do not use the library: they report nothing, are stopped by SIGTERM, and end by exit code."""
+    """Whether its workers do not use the library: they report nothing, stop by SIGTERM, and end by exit code."""
     trains_together: bool = False
-    """Whether extra workers train; if so, a job that does not adapt can use them as well."""
+    """Whether extra workers train, so that a job that does not adapt can use them too."""
     scales_batch: bool = False
-    """Whether a step of more workers has more examples (`elasticBatch: scaleLinear`)."""
+    """Whether the batch grows with the number of workers (`elasticBatch: scaleLinear`)."""
     batch_limits: BatchLimits | None = None
-    """Within which its trainer chooses the batch size by goodput; None: it is the author's."""
+    """Limits within which its trainer chooses the batch size by goodput; None: the batch size is fixed."""
     suspend: bool = False
     backoff_limit: int = 3
     max_preemptions: int | None = None
     pre_running_deadline_seconds: float | None = None
 
     def admit(self, node: Node) -> bool:
-        """Return whether its workers may be bound to `node`, were its GPUs free."""
+        """Return whether its workers may be bound to `node` if GPUs are free there."""
         fits = node.admits(self.constraints) and self.gpu_type in (None, node.gpu_type)
         return node.takes_pods and fits
 
@@ -134,7 +134,7 @@ def _batch_limits(training: TrainingSpec) -> BatchLimits | None:
 def grace_of(job: AdaptiveTrainingJob, least_seconds: float, scale: float = 1.0) -> float:
     """Return the seconds that `job` may continue past its budget: a tenth of it, and at least `least_seconds`.
 
-    A program has the grace period of its pod instead, in a clock that advances `scale` seconds a second.
+    A program has the grace period of its pod instead, on a clock that advances `scale` seconds per second.
     """
     if job.spec.program is not None and job.spec.template is not None:
         return scale * job.spec.template.spec.grace_seconds
@@ -152,7 +152,7 @@ class Reclaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """A pending demand: the job must write a checkpoint and end by `deadline`."""
+    """A pending request: the job must write a checkpoint and end by `deadline`."""
 
     reason: Reason
     deadline: float
@@ -160,7 +160,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a job ended, or its leader, which has ended by itself and must not be started again."""
+    """The end of a job, or of its leader if it has ended by itself and must not be started again."""
 
     reason: Reason
     failed: bool
@@ -169,54 +169,54 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """What is recorded of a job from one observation to the next, as far as the planner decides by it.
+    """The part of a job's recorded state by which the planner decides.
 
     A backend's `JobState` and the planner's `JobFacts` both have these fields; a job's status keeps most of them under
     the same names (`job.view`).
     """
 
     admitted_at: float | None = None
-    """When its base GPUs were granted; None while it waits."""
+    """Time of the grant of its base GPUs; None while it waits."""
     gpu_type: str | None = None
-    """The type it was admitted on; all its workers stay on it."""
+    """The GPU type of its admission, for all its workers."""
     completed_workers: tuple[int, ...] = ()
-    """Base workers, by index, that ended with exit code 0 before the leader: they need no GPUs, and are not started
+    """Indices of base workers that ended with exit code 0 before the leader: they need no GPUs and are not started
     again."""
     extra: int = 0
-    """Extra workers lent, those being reclaimed included until they are released."""
+    """Number of extra workers lent, including those being reclaimed until they are released."""
     reclaim: Reclaim | None = None
     granted_at: float | None = None
-    """When extra GPUs were last lent to it."""
+    """Time of the last loan of extra GPUs."""
     changed_at: float | None = None
-    """When its extra GPUs last changed, up or down."""
+    """Time of the last change of its extra GPUs, up or down."""
     trained: bool = False
-    """Its leader has been past its start-up at some time since the job was admitted."""
+    """Its leader has been past its start-up at some time since the admission."""
     used_seconds: float = 0.0
     gpu_seconds_used: float = 0.0
     budget_end_seconds: float | None = None
-    """The used seconds at which its time budget ends: its budget, or what it had used when that was lowered to less, or
-    when it was found to be used up."""
+    """Used seconds at which its time budget ends: the budget, or the use at the time when it was lowered to less or
+    was found used up."""
     counted_until: float | None = None
-    """The moment up to which its budgets are counted. None in `JobFacts`: they stand still, and do not run on."""
+    """Time up to which its budgets are counted. None in `JobFacts`: they stand still."""
     failures: int = 0
     last_failure: str = ""
     """Description of the last failure, for people."""
     refused_since: float | None = field(default=None, compare=False)
-    """Since when a base worker cannot start, as kube-scheduler finds no node for it or somebody refuses it; None while
-    that is not so."""
+    """Time since which a base worker cannot start, as kube-scheduler finds no node for it or it is refused; None while
+    all can."""
     gated: int = 0
-    """Base workers with scheduling gates: they hold no GPUs."""
+    """Number of base workers with scheduling gates, which hold no GPUs."""
     down_since: float | None = field(default=None, compare=False)
-    """Since when no leader runs of a job that has trained and is not about to end; None while one does."""
+    """Time since which it has no running leader though it has trained and goes on; None while it has one."""
     hold_until: float | None = None
-    """It is granted nothing more before: what it was granted could not be used."""
+    """Time before which it is granted nothing more, as it could not use its grant."""
     lend_after: float | None = None
-    """It is lent nothing before: its extra workers did not last."""
+    """Time before which it is lent nothing, as its extra workers did not last."""
     preemptions: int = 0
-    """How often GPUs were taken from it by force, or its leader was ended from outside."""
+    """Number of times that GPUs were taken from it by force or its leader was ended from outside."""
     stopping: Stopping | None = None
     ended: Ended | None = None
-    """How the leader ended, until the planner has acted on it."""
+    """The end of the leader, until the planner has acted on it."""
     blames: tuple[Blame, ...] = field(default=(), compare=False)
     """Nodes that refused, failed or ended its workers."""
 
@@ -230,11 +230,11 @@ _RECORDED: Final = tuple(each.name for each in fields(JobRecord))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts(JobRecord):
-    """One job as the planner sees it: what is recorded of it, its terms, and what is observed now."""
+    """One job as the planner sees it: its recorded state, its terms, and what is observed now."""
 
     key: str
     terms: JobTerms
-    """Of those workers that are not completed."""
+    """Terms for the workers that are not completed."""
     submitted_at: float
     generation: int = 0
     acknowledged_generation: int = 0
@@ -243,33 +243,33 @@ class JobFacts(JobRecord):
     training: bool = False
     """Its leader is past its start-up."""
     evaluating: bool = False
-    """Its leader has announced its last evaluation, or reported since that the job is complete."""
+    """Its leader has announced its last evaluation or reported the job complete."""
     trouble: Reason | None = None
-    """What prevents its workers from starting, if known: the image, the nodes, the API server."""
+    """The known obstacle to the start of its workers: the image, the nodes, the API server."""
     extra_trouble: Reason | None = None
-    """What prevented the extra workers from starting that it was last lent, if known."""
+    """The known obstacle to the start of its last lent extra workers."""
     pinned: bool = True
     """The planner chooses the nodes of its workers; False once kube-scheduler has refused such a node."""
     if_forced: Ended | None = None
-    """What it comes to where its trainer has to be ended by force; None where that does not report, or has stopped."""
+    """Its outcome if its trainer must be ended by force; None where the trainer does not report, or has stopped."""
     finished: bool = False
     """Its outcome is recorded; only its remaining workers still matter."""
     recent_use: float = 0.0
-    """Base GPUs that its queue or namespace held lately on average, over the weight of the queue; while it waits."""
+    """While it waits: recent average of base GPUs held by its queue or namespace, divided by the queue's weight."""
     aged: int = 0
-    """By how many steps of priority its waiting has raised it in the order of admission."""
+    """Steps of priority gained by waiting, in the order of admission."""
     speeds: tuple[StepTime, ...] = ()
-    """What was measured of its steps, the newest at the end."""
+    """Measured step times, the newest last."""
     done: float | None = None
-    """The part of its work that a program says it has done, 0 to 1; None if it does not say."""
+    """The part of its work, 0 to 1, that a program reports done; None if unknown."""
     noise_scale: float | None = None
-    """Of its gradients, in examples; None: not known, or too large to tell."""
+    """Noise scale of its gradients, in examples; None: unknown, or too large to measure."""
     growth: GrowthForecast | None = None
-    """What growing would gain it, as its agent expects; None: not known."""
+    """Its agent's forecast of the gain by growth; None: unknown."""
 
     @property
     def claim(self) -> Claim:
-        """What it asks its queue for."""
+        """Its claim on its queue."""
         terms = self.terms
         return Claim(queue=terms.queue, namespace=self.namespace, priority=terms.priority, gpus=self.base_gpus)
 
@@ -280,7 +280,7 @@ class JobFacts(JobRecord):
 
     @property
     def terms_of_all(self) -> JobTerms:
-        """Its terms with the completed workers."""
+        """Its terms including the completed workers."""
         terms, done = self.terms, len(self.completed_workers)
         return replace(terms, min_replicas=terms.min_replicas + done, max_replicas=terms.max_replicas + done)
 
@@ -309,18 +309,18 @@ class JobFacts(JobRecord):
 
     @property
     def gpus_held(self) -> int:
-        """GPUs that the allocation gives it, base and extra, but for workers with scheduling gates."""
+        """GPUs that the allocation gives it, base and extra, except for workers with scheduling gates."""
         return self.base_gpus_held + (0 if self.admitted_at is None else self.extra * self.terms.gpus_per_worker)
 
     @property
     def base_gpus_held(self) -> int:
-        """Those of its base workers."""
+        """GPUs that the allocation gives its base workers."""
         if self.admitted_at is None:
             return 0
         return max(0, self.terms.min_replicas - self.gated) * self.terms.gpus_per_worker
 
     def counted(self, until: float, since: float | None = None) -> JobFacts:
-        """Return it with its budgets counted up to a time. If they ran they run on from then, or from `since`."""
+        """Return the job with budgets counted up to `until`; running budgets continue from then, or from `since`."""
         if self.counted_until is None:
             return self
         used, gpu_seconds = self.used_at(until), self.gpu_seconds_at(until)

@@ -1,8 +1,8 @@
-"""Nodes and workers as the scheduler sees them, and the nodes that refuse or fail workers. Pure.
+"""Nodes and workers as the scheduler sees them, and records of nodes that refuse or fail workers. Pure.
 
-kube-scheduler knows nothing of the latter: a node whose device plugin is broken is ready and has free GPUs. A job
-avoids such a node while others have GPUs for it, for half an hour, and twice as long each time it fails again. All jobs
-avoid a node that failed several jobs, other than those that fail wherever they start.
+kube-scheduler keeps no such records: a node whose device plugin is broken is ready and has free GPUs. A job avoids
+such a node while others have GPUs for it, for half an hour, and twice as long each time it fails again. All jobs avoid
+a node that failed several jobs, not counting jobs that fail wherever they start.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from espalier_operator.clock import doubled
 from espalier_operator.model.constraints import ANYWHERE, Constraints, NodeSelectorRequirement, Taint
 
 LEAVING_SECONDS: Final = 600.0
-"""GPUs of a worker that terminates are waited for if its grace period ends within this time."""
+"""Longest remaining grace period of a terminating worker whose GPUs are waited for."""
 HANGING_SECONDS: Final = 60.0
-"""So long after the end of its grace period, a worker that terminates is expected to be gone."""
+"""Time after the end of its grace period by which a terminating worker is expected to be gone."""
 _AVOIDED: Final = 1800.0, 6 * 3600.0
-"""For how long a node is avoided after it failed a job once, and at most, in seconds."""
+"""Seconds for which a node is avoided after it failed a job once, and at most."""
 _BARRED: Final = 10.0, 1800.0
-"""For how long a node is not tried again, though no other has GPUs for the job."""
+"""Seconds for which a node is not tried again though no other has GPUs for the job: once, and at most."""
 _SEVERAL: Final = 2
-"""Jobs that a node must have failed until all avoid it."""
+"""Number of failed jobs from which all jobs avoid a node."""
 
 
 def host_of(node: str) -> str:
@@ -38,36 +38,36 @@ def host_of(node: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine with GPUs of one type; a machine with several kinds of GPUs is one for each kind."""
+    """A machine with GPUs of one type; a machine with several kinds of GPUs is one node for each kind."""
 
     name: str
-    """Name of the machine, and for a further kind of GPUs, after a slash, their resource."""
+    """Name of the machine; for a further kind of GPUs with a slash and their resource."""
     gpu_type: str
     allocatable: int
     ready: bool = True
     silent_since: float | None = None
-    """Since when it does not report; None while it does, or if that is not known."""
+    """Time since which it does not report; None while it does, or if unknown."""
     schedulable: bool = True
-    """It takes new pods: those that tolerate its taints."""
+    """It takes new pods that tolerate its taints."""
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     taints: tuple[Taint, ...] = ()
     resources: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """What it has of resources other than GPUs (`constraints.Amounts`). One that is not named is not limited, unless it
-    is special (`headroom`) and other nodes name it: then a node that names others has none."""
+    """Allocatable resources other than GPUs (`constraints.Amounts`). A resource that is not named is unlimited, unless
+    it is special (`headroom`) and other nodes name it: then a node that names any resources has none of it."""
     used: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """What pods that are nobody's worker request of that."""
+    """Requests of those resources by pods that are not workers."""
     departing: int = 0
-    """GPUs of `allocatable` that are announced to go at `departs_at`; more if the node goes and all have failed."""
+    """Number of `allocatable` GPUs announced to go at `departs_at`; more if the node goes and all have failed."""
     departs_at: float | None = None
     unhealthy: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """By resource: devices that it has and that are not allocatable."""
+    """Number of devices that it has but cannot allocate, by resource."""
     fell: tuple[tuple[float, int], ...] = ()
-    """When it lately had fewer GPUs than before, and how many it had before that."""
+    """Recent falls of its number of GPUs: (time, GPUs before)."""
 
     def missing(self, since: float) -> int:
-        """Return the GPUs that it has lost after `since`: a device plugin that restarts has none for seconds.
+        """Return the number of GPUs that it has lost after `since`: a restarting device plugin has none for seconds.
 
-        None where all are announced to go: these do not return.
+        It is 0 where all are announced to go, as these do not return.
         """
         had = max((gpus for at, gpus in self.fell if at > since), default=0)
         return 0 if self.is_leaving else max(0, had - self.allocatable)
@@ -84,7 +84,7 @@ class Node:
 
     @property
     def offered(self) -> int:
-        """Its GPUs without those that are announced to go."""
+        """The number of its GPUs that are not announced to go."""
         return max(0, self.allocatable - self.departing)
 
     @property
@@ -99,26 +99,26 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceLimit:
-    """What a ResourceQuota allows the pods of its namespace to request of one resource, all together."""
+    """A ResourceQuota's limit on the total requests of its namespace's pods for one resource."""
 
     namespace: str
     quota: str
     """Name of the ResourceQuota."""
     resource: str
-    """As `constraints.Amounts` names it, or the resource of GPUs."""
+    """Name as in `constraints.Amounts`, or the resource of GPUs."""
     hard: int
     used: int
     scopes: tuple[NodeSelectorRequirement, ...] = ()
-    """It holds for pods that meet all of these alone; the keys are names of scopes, as in `Terms.quota_scopes`."""
+    """It applies only to pods that meet all of these; the keys are names of scopes, as in `JobTerms.quota_scopes`."""
 
     def covers(self, scopes: tuple[tuple[str, str], ...]) -> bool:
-        """Return whether it holds for pods in these scopes."""
+        """Return whether the limit applies to pods in these scopes."""
         known = dict(scopes) if self.scopes else {}
         return all(scope.takes(known.get(scope.key)) for scope in self.scopes)
 
 
 class WorkerRole(StrEnum):
-    """What a worker is to the scheduler."""
+    """The role of a worker for the scheduler."""
 
     BASE = environment.Role.BASE.value
     EXTRA = environment.Role.EXTRA.value
@@ -127,14 +127,14 @@ class WorkerRole(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> WorkerRole | None:
-        return cls.FOREIGN if value == "alien" else None  # as earlier snapshots call it
+        return cls.FOREIGN if value == "alien" else None  # the name in earlier snapshots
 
 
 class WorkerState(StrEnum):
     """The stage of a worker. In every stage it holds the GPUs of the node that it is bound to."""
 
     GATED = "gated"
-    """It has scheduling gates: it wants no GPUs yet."""
+    """It has scheduling gates and wants no GPUs yet."""
     PENDING = "pending"
     RUNNING = "running"
     TERMINATING = "terminating"
@@ -146,7 +146,7 @@ class Worker:
 
     name: str
     job: str | None
-    """Key of its job, None for a foreign worker."""
+    """Key of its job; None for a foreign worker."""
     role: WorkerRole
     index: int = 0
     """Index among the job's workers of this role; extra workers are removed from the highest index down."""
@@ -154,32 +154,32 @@ class Worker:
     gpus: int
     state: WorkerState
     gpu_type: str | None = None
-    """The type of GPU that a foreign worker without a node requires."""
+    """GPU type required by a foreign worker without a node."""
     constraints: Constraints = ANYWHERE
-    """What a foreign worker without a node asks of one."""
+    """Constraints of a foreign worker without a node."""
     barred_nodes: int = 0
-    """How many nodes with GPUs for it kube-scheduler refuses for other reasons than `constraints`: affinity to other
-    pods, volumes, ports."""
+    """Number of nodes with GPUs for it that kube-scheduler refuses for reasons other than `constraints`: affinity to
+    other pods, volumes, ports."""
     pinned_to: str | None = None
     """The only node that it may be bound to, chosen by an earlier plan; None: kube-scheduler chooses."""
     is_rival: bool = False
-    """It is foreign, and a worker of another Espalier's job. Pinned and not bound, it keeps the GPUs of its node from
-    new workers, those too that pods give back which terminate there; and is no reason to reclaim any."""
+    """It is foreign: a worker of another Espalier's job. While pinned and not bound, it keeps the GPUs of its node from
+    new workers, including those of pods that terminate there, and is no reason to reclaim any."""
     broken: bool = False
-    """One of its GPUs is known to have failed: of extra workers it is the first to be taken where GPUs are lost."""
+    """One of its GPUs is known to have failed: where GPUs are lost, broken extra workers are taken first."""
     leaves_at: float | None = None
-    """When the grace period of one that terminates ends; None: that is not known, and it is about to."""
+    """End of the grace period of a terminating worker; None: unknown, taken as imminent."""
     grace_seconds: float = 0.0
-    """That grace period."""
+    """Length of that grace period."""
 
     def leaves_between(self) -> tuple[float, float]:
-        """Return from when until when its GPUs count as about to be free, if it terminates.
+        """Return the interval in which its GPUs count as about to be free, if it terminates.
 
-        Whoever deletes a pod chooses its grace period, a year if they like; one that is there long after its end hangs.
+        Whoever deletes a pod may choose any grace period, even a year; a pod that exists long after its end hangs.
         """
         if self.leaves_at is None:
             return -math.inf, math.inf
-        # The clock of the API server need not be ours: what leaves soon is not judged by it.
+        # The clock of the API server may differ from ours, so a short grace period needs no start.
         begin = self.leaves_at - LEAVING_SECONDS if self.grace_seconds > LEAVING_SECONDS else -math.inf
         return begin, self.leaves_at + HANGING_SECONDS
 
@@ -195,17 +195,17 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The nodes of workers of a job that are to be made, or made again; None: kube-scheduler chooses the node.
+    """Nodes for the workers of a job that must be created, or recreated; None: kube-scheduler chooses the node.
 
-    A worker without an entry is not made yet: there are no GPUs for it.
+    A worker without an entry is not created yet, as there are no GPUs for it.
     """
 
     base: Mapping[int, str | None] = field(default_factory=dict)
-    """By index."""
+    """Node of each base worker, by index."""
     extra: tuple[str | None, ...] = ()
-    """In any order: extra workers are alike."""
+    """Nodes of extra workers, in any order, as extra workers are alike."""
     moved: frozenset[str] = frozenset()
-    """Names of extra workers that are not bound, and whose node has no room for them any more."""
+    """Names of unbound extra workers whose node has no room for them any more."""
 
 
 NOWHERE: Final = Placement()
@@ -218,27 +218,27 @@ class Blame:
     node: str
     """Name of the machine."""
     at: float
-    """When it last did."""
+    """Time of the last case."""
     times: int = 1
-    """How often in a row."""
+    """Number of cases in a row."""
     message: str = ""
     """The last cause, for people."""
     refused: bool = False
-    """By the node's own word; otherwise the worker failed there, and its program may be the cause."""
+    """The node itself refused or ended the worker; otherwise the worker failed there, maybe by its program's fault."""
     elsewhere: bool = False
-    """The job has trained on other nodes since: it is not the cause itself."""
+    """The job has trained on other nodes since, so it is not the cause itself."""
     loan: int = 0
-    """The newest loan of extra workers that it failed."""
+    """The newest loan whose extra workers the node failed."""
 
     @property
     def avoided_until(self) -> float:
-        """Until when the job prefers other nodes."""
+        """Time until which the job prefers other nodes."""
         first, longest = _AVOIDED
         return self.at + doubled(first, self.times - 1, longest)
 
     @property
     def barred_until(self) -> float:
-        """Until when the job rather waits than tries it again. A worker that failed has delays of its own."""
+        """Time until which the job waits rather than try the node again. A failed worker has delays of its own."""
         first, longest = _BARRED
         return self.at + (doubled(first, self.times - 1, longest) if self.refused else 0.0)
 
@@ -249,13 +249,13 @@ class Avoided:
 
     node: str
     jobs: int
-    """How many jobs it failed."""
+    """Number of jobs that it failed."""
     until: float
     message: str = ""
 
 
 def blaming(blames: Iterable[Blame], new: Blame) -> tuple[Blame, ...]:
-    """Return the blames of a job with a new one, counted from the last one of its node unless that is long ago."""
+    """Return the blames of a job with a new one, whose count continues its node's last one unless that is old."""
     others, times, loan = [], 1, new.loan
     for blame in blames:
         if blame.node != new.node:
@@ -268,7 +268,7 @@ def blaming(blames: Iterable[Blame], new: Blame) -> tuple[Blame, ...]:
 
 
 def trained_on(blames: Iterable[Blame], nodes: Collection[str]) -> tuple[Blame, ...]:
-    """Return the blames of a job that has trained for a while on `nodes`: others alone fail its base workers."""
+    """Return the blames of a job that has trained for a while on `nodes`: only other nodes fail its base workers."""
     kept = (blame for blame in blames if blame.loan or blame.node not in nodes)
     return tuple(blame if blame.node in nodes else replace(blame, elsewhere=True) for blame in kept)
 
@@ -276,7 +276,7 @@ def trained_on(blames: Iterable[Blame], nodes: Collection[str]) -> tuple[Blame, 
 def avoided_by_all(records: Iterable[tuple[Blame, ...]], now: float) -> tuple[Avoided, ...]:
     """Return the nodes that failed several jobs, by name, from the blames of each job.
 
-    A job whose workers several nodes refuse or fail, and that has trained on none since, may be the cause itself.
+    A job that several nodes refuse or fail, and that has trained nowhere since, may be the cause itself.
     """
     failed: dict[str, list[Blame]] = defaultdict(list)
     for blames in records:

@@ -1,7 +1,7 @@
-"""Queues: how many base GPUs the jobs of a queue may hold together, and what they may borrow of others. Pure.
+"""Queues: quotas of base GPUs for the jobs of a queue, and borrowing between queues. Pure.
 
-As in Kueue, a queue has a nominal quota for each type of GPU, and queues of one cohort borrow what others of it do not
-use. Extra GPUs are not counted: they are lent from what is spare, and are reclaimed with notice.
+As in Kueue, a queue has a nominal quota for each type of GPU, and queues of one cohort borrow each other's unused
+quota. Extra GPUs are not counted: they are lent from spare GPUs and reclaimed with notice.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from espalier_core.types.reasons import Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """Base GPUs of one type."""
+    """A quota of base GPUs of one type."""
 
     gpu_type: str | None = None
-    """None: of all types together that no other quota of the queue names."""
+    """The GPU type; None: all types together that no other quota of the queue names."""
     nominal: int
-    """GPUs that the queue may hold in any case."""
+    """Number of GPUs that the queue may hold in any case."""
     borrowing_limit: int | None = None
-    """GPUs that it may hold in addition while others of its cohort do not use theirs; None: no limit."""
+    """Number of further GPUs that it may hold while others of its cohort do not use theirs; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """What the jobs that name it in `spec.queue` may hold together."""
+    """Limits on the total holdings of the jobs that name the queue in `spec.queue`."""
 
     name: str
     cohort: str | None = None
-    """Queues of one cohort lend each other what they do not use; None: it lends and borrows nothing."""
+    """The cohort, whose queues lend each other unused quota; None: the queue lends and borrows nothing."""
     namespaces: tuple[str, ...] = ()
     """Namespaces whose jobs may use it; empty: all."""
     max_priority: int | None = None
-    """Jobs of a higher priority are refused."""
+    """Highest priority of its jobs; others are refused. None: no limit."""
     weight: int = 1
-    """What it held lately is divided by that in the order of admission."""
+    """Divisor of its recent holdings in the order of admission."""
     quotas: tuple[Quota, ...] = ()
-    """Empty: any number of GPUs of any type. Otherwise none of the types that no quota is for."""
+    """Quotas by type; empty: any number of GPUs of any type. Otherwise types without a quota are not allowed."""
 
     def quota(self, gpu_type: str) -> Quota | None:
         """Return the quota that counts GPUs of `gpu_type`."""
@@ -53,17 +53,17 @@ class QueueLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What a job asks its queue for."""
+    """A job's claim on its queue."""
 
     queue: str
     namespace: str
     priority: int
     gpus: int
-    """Of all base workers."""
+    """GPUs of all base workers."""
 
 
 _Kind = str | None
-"""The type of GPU that a quota is for."""
+"""The GPU type of a quota."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,49 +75,49 @@ class _QueueQuota:
 
     @property
     def kind(self) -> tuple[str, _Kind]:
-        """The key of what is counted by queue."""
+        """The key of counters by queue."""
         return self.queue.name, self.quota.gpu_type
 
     @property
     def place(self) -> tuple[str | None, _Kind]:
-        """The key of what is counted by cohort; queues in none share one that nothing is decided by."""
+        """The key of counters by cohort; queues without a cohort share one that decides nothing."""
         return self.queue.cohort, self.quota.gpu_type
 
     def may_borrow(self, used: int) -> bool:
-        """Return whether the queue may hold `used` GPUs, more than its nominal quota, if its cohort has them."""
+        """Return whether the queue may exceed its nominal quota and hold `used` GPUs, if its cohort has them."""
         limit = self.quota.borrowing_limit
         return self.queue.cohort is not None and (limit is None or used - self.quota.nominal <= limit)
 
 
 class QueueUsage:
-    """What the jobs of each queue hold. Without any queue, nothing is limited."""
+    """Holdings of the jobs of each queue. Without any queue, nothing is limited."""
 
     def __init__(self, queues: Iterable[QueueLimits], held: Iterable[tuple[Claim, str]]) -> None:
-        """Count what is `held`: each claim with the type of GPU that it was granted."""
+        """Count the `held` claims, each with its granted type of GPU."""
         self._queues = {queue.name: queue for queue in queues}
         held = held if self._queues else ()
         self._used: Counter[tuple[str, _Kind]] = Counter()
         self._closed: set[tuple[str, _Kind]] = set()
         self._deferred: set[tuple[str, _Kind]] = set()
         self._owed: set[tuple[str | None, _Kind]] = set()
-        """By cohort: what a queue waits for that has not used its nominal quota."""
+        """Cohorts and GPU types for which a queue waits within its nominal quota."""
         self._totals: Counter[tuple[str | None, _Kind]] = Counter()
-        """By cohort: the sum of nominal quotas."""
+        """Sum of nominal quotas by cohort."""
         self._held_by_cohort: Counter[tuple[str | None, _Kind]] = Counter()
-        """By cohort: what its queues hold."""
+        """GPUs held by cohort."""
         for queue in self._queues.values():
             for quota in queue.quotas:
                 self._totals[_QueueQuota(queue, quota).place] += quota.nominal
         self._leaving: Counter[tuple[str, _Kind]] = Counter()
-        """By queue: what of it jobs are giving back."""
+        """GPUs being given back, by queue."""
         self._promised: Counter[tuple[str | None, _Kind]] = Counter()
-        """By cohort: what jobs wait for within the nominal quota of their queue, less what is being given back."""
+        """GPUs awaited within nominal quotas less GPUs being given back, by cohort."""
         self._awaited: Counter[tuple[str, _Kind]] = Counter()
-        """By queue: what its jobs wait for within its nominal quota."""
+        """GPUs awaited within the nominal quota, by queue."""
         for claim, gpu_type in held:
             self.hold(claim, gpu_type)
         self._began, self._began_by_cohort = Counter(self._used), Counter(self._held_by_cohort)
-        """What was held when the plan began."""
+        """Holdings at the beginning of the plan."""
 
     @property
     def limits(self) -> bool:
@@ -125,13 +125,13 @@ class QueueUsage:
         return bool(self._queues)
 
     def usage(self) -> Iterator[tuple[str, _Kind, int, int]]:
-        """Yield each quota: its queue, its type of GPU, how many are nominal, and how many are held."""
+        """Yield (queue, GPU type, nominal GPUs, held GPUs) of each quota."""
         for queue in self._queues.values():
             for quota in queue.quotas:
                 yield queue.name, quota.gpu_type, quota.nominal, self._used[queue.name, quota.gpu_type]
 
     def refusal(self, claim: Claim) -> Reason | None:
-        """Return why the queue does not take the job at all; None: it does."""
+        """Return the reason for which the queue never takes the job; None if it may."""
         if not self._queues:
             return None
         queue = self._queues.get(claim.queue)
@@ -142,22 +142,22 @@ class QueueUsage:
         return None
 
     def priority(self, claim: Claim) -> int:
-        """Return the priority that counts: a job that runs may have raised its own above what its queue allows."""
+        """Return the effective priority: a running job may have raised its own above its queue's limit."""
         queue = self._queues.get(claim.queue)
         limit = None if queue is None else queue.max_priority
         return claim.priority if limit is None else min(claim.priority, limit)
 
     def hold(self, claim: Claim, gpu_type: str, *, sign: int = 1) -> None:
-        """Count GPUs that were granted; with a `sign` of -1 they are counted no more."""
+        """Count granted GPUs; a `sign` of -1 undoes it."""
         share = self._share(claim, gpu_type)
         if share is not None:
             self._used[share.kind] += sign * claim.gpus
             self._held_by_cohort[share.place] += sign * claim.gpus
 
     def allows(self, claim: Claim, gpu_type: str, *, borrowing: bool, is_first: bool = False) -> bool:
-        """Return whether the queue may hold the GPUs in addition; without `borrowing` within its nominal quota.
+        """Return whether the queue may hold the GPUs in addition; without `borrowing`, within its nominal quota.
 
-        `is_first`: no job of the queue goes before this one.
+        `is_first`: no job of the queue precedes this one.
         """
         queue = self._queues.get(claim.queue)
         if queue is None or not queue.quotas:
@@ -173,9 +173,9 @@ class QueueUsage:
         return queue.cohort is None or self._held_by_cohort[share.place] + claim.gpus <= self._totals[share.place]
 
     def hold_later(self, claim: Claim, gpu_type: str) -> bool:
-        """Count GPUs for a job that stops to have another type, if its queue may hold them once all have stopped.
+        """Count GPUs for a job that stops to move to another type, if its queue may hold them once all have stopped.
 
-        It may hold its nominal quota, or as much as it held.
+        The queue may hold its nominal quota, or as much as it held.
         """
         queue = self._queues.get(claim.queue)
         if queue is None or not queue.quotas:
@@ -193,10 +193,10 @@ class QueueUsage:
         return fits
 
     def exchange(self, given: Iterable[tuple[Claim, str]]) -> Callable[[Claim, str], bool]:
-        """Return what tells, job by job, whether it may have GPUs of a type, were those `given` given back before.
+        """Return a predicate: whether one job after another may have GPUs of a type once the `given` are given back.
 
-        A queue may then hold what it may hold anyway (`allows`), or no more than now: what takes as much as it gives
-        needs no spare quota. What a job may have counts for those after it. The ledger stays as it is.
+        A queue may then hold what it may hold anyway (`allows`), or no more than now: an exchange of equal size needs
+        no spare quota. Each accepted job counts for later ones. The ledger itself does not change.
         """
         more: Counter[tuple[str, _Kind]] = Counter()
         more_by_cohort: Counter[tuple[str | None, _Kind]] = Counter()
@@ -224,13 +224,13 @@ class QueueUsage:
         return may_have
 
     def defer(self, claim: Claim, gpu_types: Iterable[str]) -> None:
-        """Let no later job of the queue pass one that waits until those are served whose queues do not borrow."""
+        """Keep later jobs of the queue behind one that waits until jobs of queues that do not borrow are served."""
         self._deferred.update(share.kind for share in self._shares(claim, gpu_types))
 
     def exceeds(self, claim: Claim, gpu_type: str) -> int | None:
-        """Return how many GPUs jobs of its own queue must give back for a job to fit into the nominal quota.
+        """Return the number of GPUs that jobs of its own queue must give back for a job to fit into the nominal quota.
 
-        0 where they are doing so; None where it fits already, or never will.
+        0 where they are doing so; None where the job fits already, or never will.
         """
         share = self._share(claim, gpu_type)
         if share is None or claim.gpus > share.quota.nominal:
@@ -239,10 +239,10 @@ class QueueUsage:
         return None if over <= 0 else max(0, over - self._leaving[share.kind])
 
     def lacks(self, claim: Claim, gpu_type: str) -> int | None:
-        """Return how many GPUs others must give back for a job within the nominal quota of its queue.
+        """Return the number of GPUs that others must give back for a job within the nominal quota of its queue.
 
-        None: it needs more than that quota, or there is no cohort that could have borrowed. What is being given back
-        counts, unless others wait for it.
+        None: it needs more than that quota, or there is no cohort that could have borrowed. GPUs that are being given
+        back count, unless others wait for them.
         """
         share = self._share(claim, gpu_type)
         if share is None or share.queue.cohort is None:
@@ -252,9 +252,9 @@ class QueueUsage:
         return self._held_by_cohort[share.place] + self._promised[share.place] + claim.gpus - self._totals[share.place]
 
     def borrowed(self, claim: Claim, gpu_type: str, lender: Claim) -> int:
-        """Return how many GPUs the queue of `claim` has borrowed that may be `lender`'s, less what it gives back.
+        """Return the number of GPUs borrowed by the queue of `claim` that may be `lender`'s, less those it gives back.
 
-        By the jobs that ran when the plan began: what is kept for one that waits was not borrowed by those that run.
+        Only jobs that ran when the plan began count: running jobs have not borrowed GPUs kept for one that waits.
         """
         share, owner = self._share(claim, gpu_type), self._share(lender, gpu_type)
         if share is None or owner is None or share.place != owner.place:
@@ -263,23 +263,23 @@ class QueueUsage:
         return max(0, held - self._leaving[share.kind] - share.quota.nominal)
 
     def give_back(self, claim: Claim, gpu_type: str) -> None:
-        """Count what a job holds as being given back."""
+        """Count a job's GPUs as being given back."""
         share = self._share(claim, gpu_type)
         if share is not None:
             self._leaving[share.kind] += claim.gpus
             self._promised[share.place] -= claim.gpus
 
     def promise(self, claim: Claim, gpu_type: str) -> None:
-        """Keep what is given back for a job that waits for it."""
+        """Keep GPUs that are given back for a job that waits for them."""
         share = self._share(claim, gpu_type)
         if share is not None:
             self._promised[share.place] += claim.gpus
             self._awaited[share.kind] += claim.gpus
 
     def wait(self, claim: Claim, gpu_types: Iterable[str]) -> None:
-        """Let the job wait for its quota: it goes before others of its queue, and before those who borrow from it.
+        """Record that the job waits for its quota: it precedes others of its queue and those that borrow from it.
 
-        One that can never be allowed holds back nobody.
+        A job that can never be allowed holds back no other.
         """
         for share in self._shares(claim, gpu_types):
             if self._could_ever_hold(share, claim.gpus):
@@ -288,14 +288,14 @@ class QueueUsage:
                     self._owed.add(share.place)
 
     def could_ever_hold(self, claim: Claim, gpu_types: Iterable[str]) -> bool:
-        """Return whether the queue might hold the GPUs, of one of these types, if nobody held any."""
+        """Return whether an otherwise empty queue might hold the GPUs, of one of these types."""
         queue = self._queues.get(claim.queue)
         if queue is None or not queue.quotas:
             return True
         return any(self._could_ever_hold(share, claim.gpus) for share in self._shares(claim, gpu_types))
 
     def _share(self, claim: Claim, gpu_type: str) -> _QueueQuota | None:
-        """Return what counts GPUs of `gpu_type` for the queue of `claim`; None where it has no quota for them."""
+        """Return the quota for `gpu_type` of the queue of `claim`; None where it has none."""
         queue = self._queues.get(claim.queue)
         quota = None if queue is None else queue.quota(gpu_type)
         return None if queue is None or quota is None else _QueueQuota(queue, quota)
@@ -305,5 +305,5 @@ class QueueUsage:
         return [share for share in found if share is not None]
 
     def _could_ever_hold(self, share: _QueueQuota, gpus: int) -> bool:
-        """Return whether the queue might hold that many GPUs if nobody held any."""
+        """Return whether the queue might hold that many GPUs if no GPUs were held."""
         return gpus <= share.quota.nominal or (share.may_borrow(gpus) and gpus <= self._totals[share.place])

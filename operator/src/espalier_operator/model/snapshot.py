@@ -1,4 +1,4 @@
-"""All facts of one moment, and their loss-free JSON; the scheduler's own settings are among them."""
+"""All facts of one moment, including the scheduler's own settings, and their loss-free JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from espalier_operator.model.nodes import Avoided, NamespaceLimit, Node, Placeme
 from espalier_operator.model.queues import Claim, QueueLimits
 
 DEFAULT_POLICY: Final = "fair"
-"""The scheduling policy where none is named."""
+"""The default scheduling policy."""
 SNAPSHOT_VERSION: Final = 1
 
 
@@ -27,63 +27,63 @@ class Rules:
     policy: str = DEFAULT_POLICY
     """The scheduling policy with its settings, as `espalier_operator.policies.settings.configured` reads it."""
     lend_min_fraction: float = 0.05
-    """Nothing is lent to a job with less than this share of its time budget left. Growth at 95 % of the budget still
-    improved accuracy (digits, rate restarted and linear to the deadline, +.05 in 5 of 5 seeds). Later growth was not
-    measured: the job would end before the workers have warmed up."""
+    """Share of its time budget that a job must have left to be lent GPUs. Growth at 95 % of the budget still improved
+    accuracy (digits, rate restarted and linear to the deadline, +0.05 in 5 of 5 seeds). Later growth was not measured:
+    the job would end before the workers have warmed up."""
     stop_grace_seconds: float = 30.0
-    """Seconds between the demand to write a checkpoint and end (suspension, end of the GPU budget) and a forced end."""
+    """Seconds from the request to write a checkpoint and end (suspension, end of the GPU budget) to a forced end."""
     rivalry_seconds: float = 20.0
-    """A job that lost its GPUs before it trained waits for a random part of this, if another Espalier has workers on
-    nodes that it can use: two gangs that each got a part of these nodes must not meet there again. So does one of which
-    a ResourceQuota refuses a part."""
+    """Upper bound of the random wait of a job that lost its GPUs before it trained, if another Espalier has workers on
+    nodes that it can use: two gangs that each got a part of these nodes must not meet there again. A job of which a
+    ResourceQuota refuses a part waits likewise."""
     placement_seconds: float = 60.0
-    """A job waits again if kube-scheduler finds no node for a base worker for so long, though GPUs are free for it."""
+    """Time after which a job waits again if kube-scheduler finds no node for a base worker though GPUs are free."""
     refusal_seconds: float = 20.0
-    """The same where somebody else refuses it: the API server, an admission webhook or policy, or the kubelet, which
+    """The same where something else refuses it: the API server, an admission webhook or policy, or the kubelet, which
     cannot pull its image. At most `placement_seconds`, which also holds while the leader of such a job trains."""
     pin_seconds: float = 5.0
-    """kube-scheduler chooses the nodes of base workers itself if it refuses the chosen ones for so long, though the
-    planner has GPUs free there."""
+    """Time after which kube-scheduler chooses the nodes of base workers itself if it refuses the planner's choice
+    though the planner has GPUs free there."""
     dip_seconds: float = 60.0
-    """GPUs that a node no longer has count as lost after so long, if nothing announced that they go: what runs on them
-    continues while a device plugin restarts."""
+    """Time after which GPUs that vanished from a node unannounced count as lost: workers on them continue while a
+    device plugin restarts."""
     startup_seconds: float = 300.0
-    """How long a job may take from its admission, or from a restart, until its budget runs. Backfilling counts on it:
-    one that takes longer may delay a job that waits by the difference."""
+    """Time that a job may take from its admission, or from a restart, until its budget runs. Backfilling relies on it:
+    a job that takes longer may delay a waiting job by the difference."""
     fair_share_half_life_seconds: float = 0.0
-    """After so long, GPUs that were held count half as much in the order of admission; 0: they do not count."""
+    """Half-life of held GPUs in the order of admission; 0: they do not count."""
     aging_seconds: float = 0.0
-    """A job that waits rises by a step of priority in the order of admission each time so long has passed; 0: never."""
+    """Waiting time that raises a job by one step of priority in the order of admission; 0: none does."""
     backfill_depth: int = 100
-    """How many different gangs that find no GPUs are tried, by types of GPUs; as Slurm's bf_max_job_test, it limits the
-    time of a plan. Jobs after these wait, unless their namespace has not had its share of as many again."""
+    """Number of different gangs without enough GPUs to try, per GPU types; like Slurm's bf_max_job_test, it limits the
+    time of a plan. Later jobs wait, unless their namespace has not had its share of as many again."""
     reservations: int = 8
-    """How many jobs that wait keep GPUs, the first ones of the queue: none that comes later delays them."""
+    """Number of waiting jobs with reserved GPUs, from the head of the queue: no later job delays them."""
     evaluation_seconds: float = 60.0
-    """A leader that has announced its last evaluation may exceed its budget by these seconds and the grace period. It
-    does not grow with the budget: anyone can announce an evaluation."""
+    """Time beyond the budget and the grace period for a leader that has announced its last evaluation. It does not grow
+    with the budget: any job can announce an evaluation."""
 
     tolerated_taints: tuple[str, ...] = ()
-    """Keys of taints that all workers tolerate."""
+    """Keys of the taints that all workers tolerate."""
     rack_label: str | None = None
-    """The label of nodes that names their rack; None: racks are not known, only zones."""
+    """The node label that names the rack; None: only zones are known."""
 
     def takes_workers(self, node: Node) -> bool:
-        """Return whether `node` takes new workers of jobs whose templates ask nothing of nodes."""
+        """Return whether `node` takes new workers of jobs whose templates have no constraints on nodes."""
         workers = Constraints(tolerations=tuple(Toleration(key, "Exists") for key in self.tolerated_taints))
         return node.takes_pods and node.admits(workers)
 
 
 class SnapshotError(ValueError):
-    """A dumped snapshot cannot be read; the message names the field and what is wrong with it."""
+    """A dumped snapshot cannot be read; the message names the field and its fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything that `plan` reads."""
+    """All input of `plan`."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
-    """For what it holds, too: a time that is not a number would compare with none, and a plan could not be JSON."""
+    """Applies to nested dataclasses too: NaN as a time would compare with nothing and have no form in JSON."""
 
     taken_at: float
     nodes: tuple[Node, ...] = ()
@@ -91,38 +91,38 @@ class Snapshot:
     promises: tuple[Promise, ...] = ()
     jobs: tuple[JobFacts, ...] = ()
     queues: tuple[QueueLimits, ...] = ()
-    """Without any, no job needs one."""
+    """Queue limits; if empty, no job needs a queue."""
     namespace_limits: tuple[NamespaceLimit, ...] = ()
-    """By the ResourceQuotas of the namespaces in which jobs are."""
+    """Limits by the ResourceQuotas of the jobs' namespaces."""
     placements: Mapping[str, Placement] = field(default_factory=dict, hash=False)
-    """By job: what the last plan chose for workers that are not seen yet, so that this one keeps to it."""
+    """The last plan's choice of nodes for workers not seen yet, by job key, so that this plan keeps to it."""
     avoided: tuple[Avoided, ...] = ()
     """Nodes that failed several jobs."""
     rules: Rules = field(default_factory=Rules)
     policy_memory: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """What the policy's last decision asked to keep."""
+    """Data kept by the policy's last decision."""
 
     def held_claims(self) -> Iterator[tuple[Claim, str]]:
-        """Yield what each admitted job holds of its queue, and on which type of GPU."""
+        """Yield each admitted job's claim on its queue, with its type of GPU."""
         for job in self.jobs:
             if job.admitted_at is not None and not job.finished:
                 yield job.claim, job.gpu_type or ""
 
     def stopping_claims(self) -> Iterator[tuple[Claim, str]]:
-        """Yield the same of those that have been asked to stop."""
+        """Yield the same for the jobs that have been requested to stop."""
         for job in self.jobs:
             if job.stopping is not None and job.admitted_at is not None and not job.finished:
                 yield job.claim, job.gpu_type or ""
 
     def to_json(self) -> str:
-        """Return the snapshot as JSON text from which `from_json` makes an equal one."""
+        """Return the snapshot as JSON text, from which `from_json` makes an equal snapshot."""
         body = _SNAPSHOT.dump_python(self, mode="json")
-        # In one line: with an indentation, Python writes JSON five times as slowly.
+        # On one line: with indentation, Python writes JSON five times as slowly.
         return json.dumps({"version": SNAPSHOT_VERSION, "kind": "Snapshot", **body}) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Snapshot:
-        """Parse what `to_json` wrote; `SnapshotError` where it is damaged or of another version."""
+        """Parse the output of `to_json`; raise `SnapshotError` if it is damaged or of another version."""
         try:
             body: Any = json.loads(text)
         except (ValueError, RecursionError) as error:

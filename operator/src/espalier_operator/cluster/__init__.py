@@ -1,1 +1,1 @@
-"""What nodes offer and what is free of it: GPUs, other resources, places for gangs, quotas of namespaces. Pure."""
+"""Capacity of nodes and the free part of it: GPUs, other resources, racks for gangs, namespace quotas. Pure."""

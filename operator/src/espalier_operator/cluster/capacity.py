@@ -1,4 +1,4 @@
-"""Who gets free GPUs, and on which nodes: single workers and gangs, now, or once what is leaving has left."""
+"""Allocation of free GPUs on nodes to single workers and gangs, now or after pending releases."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from espalier_operator.cluster.topology import RackSplit
 from espalier_operator.model.constraints import Amounts
 
 _ALL: Final = 2**40
-"""More GPUs than a node has, and is given back."""
+"""More GPUs than any node has or will have."""
 
 
 class Supply(IntEnum):
-    """When the requested GPUs are available."""
+    """The time at which requested GPUs are available."""
 
     NEVER = 0
     """Never, as things are. Nothing is reserved."""
@@ -29,17 +29,17 @@ class Supply(IntEnum):
 
 
 Swap = Callable[[str, Amounts], bool | None]
-"""Takes a node and what else is given back there with the GPUs. Returns whether nothing is left of that; None: there is
-no room, and nothing was done."""
+"""Function of a node and of the requests given back there with the GPUs. Returns whether the swap leaves nothing over;
+None: there is no room, and nothing was done."""
 
 
 class Capacity(NodeLedger):
-    """Hands out the GPUs of one snapshot, and keeps them for those who wait."""
+    """Hands out the GPUs of one snapshot, and reserves them for waiting jobs."""
 
     def take(self, node_pool: NodePool, gpus: int, near: Collection[str] = ()) -> str | None:
-        """Hand out `gpus` (> 0) of one node; return the node, None if there is none.
+        """Hand out `gpus` (> 0) of one node; return the node, or None if no node has them.
 
-        A node of `near` has precedence, then one of their racks, then one of their zones; of several the fullest.
+        Nodes of `near` come first, then nodes of their racks, then of their zones; the fullest of several is taken.
         """
         if near and self._offers.has(node_pool, gpus):
             own = self._fullest(near, node_pool, gpus)
@@ -53,9 +53,9 @@ class Capacity(NodeLedger):
         return self._place(self._offers, node_pool, gpus, now=-1, later=-1)
 
     def take_gang(self, node_pool: NodePool, gpus: int, workers: int) -> bool:
-        """Hand out `gpus` (> 0) for each of `workers`, or nothing; return whether they were.
+        """Hand out `gpus` (> 0) for each of `workers`, or nothing; return whether they were handed out.
 
-        The gang gets few racks (`topology.RackSplit`), of these the fewest nodes, and of these the fullest.
+        The gang gets few racks (`topology.RackSplit`), the fewest nodes within these, and the fullest of such nodes.
         """
         if self._offers.count(node_pool, gpus, workers) < workers:
             return False
@@ -74,17 +74,17 @@ class Capacity(NodeLedger):
         return bool(parts)
 
     def has_gang(self, node_pool: NodePool, gpus: int, workers: int) -> bool:
-        """Return whether `take_gang` would hand out `gpus` (> 0) for each of `workers` that need nothing else."""
+        """Return whether `take_gang` would hand out `gpus` (> 0) to each of `workers` that need only GPUs."""
         return self._offers.count(node_pool, gpus, workers) >= workers
 
     def set_aside(self, node_pool: NodePool, gpus: int) -> str | None:
-        """Reserve `gpus` (> 0) of one node for a waiting worker; None where no node will have them."""
+        """Reserve `gpus` (> 0) of one node for a waiting worker; return the node, None where none will have them."""
         return self._place(self._hopes, node_pool, gpus, now=0, later=-1)
 
     def keep_some(self, node_pool: NodePool, gpus: int, workers: int) -> tuple[Supply, int] | None:
-        """Reserve `gpus` (> 0) of one node for each of as many of `workers` as it can take: free ones if there are.
+        """Reserve `gpus` (> 0) of one node for each of as many of `workers` as fit there, free GPUs first.
 
-        Return when they have them, and how many; None where no node will have room for one.
+        Return when the GPUs are available and for how many workers; None where no node will have room for one.
         """
         for supply, free_index, now in ((Supply.NOW, self._offers, -1), (Supply.LATER, self._hopes, 0)):
             if self._place(free_index, node_pool, gpus, now=now, later=-1, workers=workers) is not None:
@@ -92,13 +92,13 @@ class Capacity(NodeLedger):
         return None
 
     def hold(self, node_pool: NodePool, gpus: int) -> str | None:
-        """Reserve `gpus` (> 0) of one node: free ones if there are, otherwise some that are being given back."""
+        """Reserve `gpus` (> 0) of one node: free ones if there are any, otherwise ones that are being given back."""
         return self.take(node_pool, gpus) or self.set_aside(node_pool, gpus)
 
     def hold_at(self, node_pool: NodePool, node: str | None, gpus: int, *, stays: bool = True) -> Supply:
-        """Reserve `gpus` (> 0) of `node` for a worker that is bound to be there; NEVER where it will not have them.
+        """Reserve `gpus` (> 0) of `node` for a worker that must run there; NEVER where the node will not have them.
 
-        One that does not stay counts as there until it gives its GPUs back.
+        A worker that does not stay holds them until it gives them back.
         """
         if node is None or not self.is_in(node_pool, node):
             return Supply.NEVER
@@ -112,11 +112,10 @@ class Capacity(NodeLedger):
         return Supply.NEVER
 
     def swapping(self, node_pool: NodePool, gpus: int) -> Swap:
-        """Return what puts a worker of `node_pool` with `gpus` (> 0) in place of one that gives back as many, and no
-        others.
+        """Return a function that replaces a worker that gives back `gpus` (> 0) by one of `node_pool` with as many.
 
-        That is so where the node is of `node_pool`, has no other GPUs to give, and has room for what the worker
-        requests.
+        It does so only where the node is in `node_pool`, has no other GPUs to give, and has room for the requests of
+        the new worker.
         """
         now, later, group = self._now, self._later, self._group
         members, requests = node_pool.members, node_pool.requests
@@ -140,10 +139,9 @@ class Capacity(NodeLedger):
         return swap
 
     def exchange(self, node_pool: NodePool, node: str, gpus: int, requests: Amounts) -> Supply:
-        """Do what `expect` of a worker's `gpus` and `requests` does, and `hold_at` of as many GPUs for one of
-        `node_pool`.
+        """Combine `expect` of a worker's `gpus` and `requests` with `hold_at` of as many GPUs for one of `node_pool`.
 
-        Nothing is left of what is given back. It must be known that the worker fits later.
+        Nothing given back may be left over, and the new worker must be known to fit later.
         """
         if self._later[node] == 0 and self._now[node] < gpus:  # not indexed before or after
             self._log.append((self._number, node, gpus, node_pool.requests, 0, 0, 1))
@@ -152,10 +150,10 @@ class Capacity(NodeLedger):
         return self.hold_at(node_pool, node, gpus)
 
     def reserve(self, node: str | None, gpus: int, requests: Amounts = (), *, ending: int = 0) -> Supply:
-        """Count `gpus` (> 0) of `node` as held by a pod of others that may be bound there; not if it has too little.
+        """Count `gpus` (> 0) of `node` as held by a foreign pod that may be bound there, if the node has enough.
 
-        `ending`: those that become free as soon as pods that terminate there are gone. Where they are free now, and a
-        part is kept for workers of ours that are not bound, kube-scheduler decides: until then nobody gets the rest.
+        `ending` is the number of GPUs that become free once terminating pods there are gone. Where GPUs are free now
+        but partly kept for unbound workers of ours, kube-scheduler decides, and until then the rest is not handed out.
         """
         if node is None or node not in self._group:
             return Supply.NEVER
@@ -172,7 +170,7 @@ class Capacity(NodeLedger):
         return Supply.NEVER
 
     def close_off(self, node_pools: Iterable[NodePool], gpus: int, most: int) -> list[tuple[NodePool, str]]:
-        """Let at most `most` nodes of `node_pools` that have `gpus` (> 0) now offer nothing; return them."""
+        """Make at most `most` nodes of `node_pools` that have `gpus` (> 0) now offer nothing; return them."""
         closed: list[tuple[NodePool, str]] = []
         for node_pool in node_pools:
             while len(closed) < most:
@@ -184,12 +182,12 @@ class Capacity(NodeLedger):
         return closed
 
     def reopen(self, closed: Iterable[tuple[NodePool, str]]) -> None:
-        """Let nodes that were closed off have again what they had."""
+        """Restore the offers of nodes that were closed off."""
         for _, node in closed:
             self._change(node, _ALL, (), now=1, later=1)
 
     def take_at(self, node_pool: NodePool, node: str, gpus: int) -> bool:
-        """Hand out `gpus` (> 0) of `node`; return whether it is one of the node pool's and has them now."""
+        """Hand out `gpus` (> 0) of `node`; return whether it is in the node pool and has them now."""
         mark = self.transaction.mark()
         has = self.hold_at(node_pool, node, gpus) is Supply.NOW
         if not has:
@@ -197,23 +195,23 @@ class Capacity(NodeLedger):
         return has
 
     def occupy(self, node_pool: NodePool, gpus: int) -> str | None:
-        """Count `gpus` (> 0) of one node as held until they are given back; None where none are free."""
+        """Count `gpus` (> 0) of one node as held until they are given back; return it, None where no node has them."""
         return self._place(self._offers, node_pool, gpus, now=-1, later=0)
 
     def expect(self, node: str | None, gpus: int, requests: Amounts = ()) -> None:
-        """Expect that `gpus` and what belongs to `requests` will be given back on `node`."""
+        """Record that `gpus` and `requests` will be given back on `node`."""
         if node is not None and node in self._group:
             self._change(node, gpus, requests, now=0, later=1)
 
     def withdraw(self, node: str | None, gpus: int, requests: Amounts = ()) -> None:
-        """Expect that no more."""
+        """Undo `expect`."""
         if node is not None and node in self._group:
             self._change(node, gpus, requests, now=0, later=-1)
 
     def _fill(
         self, free_index: FreeGpuIndex | Sequence[GroupFreeGpus], node_pool: NodePool, gpus: int, workers: int
     ) -> bool:
-        """Hand out GPUs of nodes on `free_index` for all of `workers`, or nothing; return whether they were."""
+        """Hand out GPUs of nodes in `free_index` for all of `workers`, or nothing; return whether it was done."""
         mark = self.transaction.mark()
         while workers > 0:
             if self._place(free_index, node_pool, gpus, now=-1, later=-1, workers=workers) is None:
@@ -232,7 +230,7 @@ class Capacity(NodeLedger):
         later: int,
         workers: int = 1,
     ) -> str | None:
-        """Place the first of `workers`, and all that go to the same node; return the node."""
+        """Place the first of `workers` and all others that go to the same node; return the node."""
         room = self._room_now if now else self._room_later
         if isinstance(free_index, FreeGpuIndex):
             chosen = free_index.choose(node_pool, gpus, node_pool.requests, room, workers)
@@ -247,7 +245,7 @@ class Capacity(NodeLedger):
     def _fullest(self, nodes: Iterable[str], node_pool: NodePool, gpus: int) -> str | None:
         """Return the fullest of `nodes` that has `gpus` and room for a worker now."""
         now, later, group, members = self._now, self._later, self._group, node_pool.members
-        # Most of them are full, or not of the node pool.
+        # Most of them are full, or not in the node pool.
         known = [node for node in nodes if group.get(node) in members and now[node] >= gpus and later[node] >= gpus]
         fitting = sorted((min(now[node], later[node]), node) for node in known)
         return next((node for _, node in fitting if self._room_now(node, node_pool.requests)), None)

@@ -1,4 +1,4 @@
-"""Nodes with equally many free GPUs, to find one quickly that has the other resources of a worker as well."""
+"""Index of nodes by number of free GPUs, for a quick search for one that has a worker's other resources too."""
 
 from __future__ import annotations
 
@@ -10,66 +10,66 @@ from espalier_operator.cluster.node_index import NodePool
 from espalier_operator.model.constraints import Amounts
 
 Room = Callable[[str, Amounts], int]
-"""Returns how many workers with these requests a node has room for, apart from GPUs."""
+"""Returns the number of workers with these requests that a node has room for, apart from GPUs."""
 
 
 _STALE: Final = 64
-"""So many places of nodes that left a bucket keeps at least before it drops them."""
+"""Minimum number of places of removed nodes before a bucket drops them."""
 
 _FEW_GROUPS: Final = 16
-"""A node pool of so few groups is searched group by group."""
+"""Maximum number of groups of a node pool that is searched group by group."""
 
 Key = tuple[int, int]
-"""What nodes of a bucket have in common: how many GPUs they have to hand out, and how many once everything that is
-leaving has left. Of nodes that fit equally well, the one with the poorer future is used."""
+"""Key of a bucket: GPUs that its nodes have to hand out now, and GPUs after all pending releases. Of nodes that fit
+equally well, the one with fewer later GPUs is used."""
 
 
 class NodeBucket:
-    """Nodes in the order in which they came; a node that changes leaves and comes again.
+    """Nodes in the order of insertion; a node that changes is removed and added again.
 
-    A node that had no room for some requests is not asked for the same again before it changes: searches through
-    thousands of nodes with free GPUs and no CPUs would cost seconds.
+    A node without room for some requests is not tried for the same again before it changes: searches through thousands
+    of nodes with free GPUs and no CPUs would cost seconds.
     """
 
     __slots__ = ("_nodes", "_places", "_starts")
 
     def __init__(self) -> None:
-        """Make an empty one."""
+        """Make an empty bucket."""
         self._nodes: list[str] = []
         self._places: dict[str, int] = {}
-        """By node that is in the bucket: its place in the list, which also has those that left."""
+        """Place of each node of the bucket in the list, which also has removed nodes."""
         self._starts: dict[tuple[Amounts, int], int] = {}
-        """By requests and number of workers: the first place at which there may be room for them."""
+        """The first place at which there may be room, by requests and number of workers."""
 
     def __len__(self) -> int:
-        """Return how many nodes are in it."""
+        """Return the number of nodes."""
         return len(self._places)
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the nodes that are in it."""
+        """Yield the nodes."""
         return iter(self._places)
 
     def add(self, node: str) -> None:
-        """Put `node` last."""
+        """Append `node`."""
         self._places[node] = len(self._nodes)
         self._nodes.append(node)
 
     def remove(self, node: str) -> None:
-        """Take `node` out."""
+        """Remove `node`."""
         del self._places[node]
         if len(self._nodes) > 2 * len(self._places) + _STALE:
             self._drop_those_that_left()
 
     def _drop_those_that_left(self) -> None:
-        places = list(self._places.values())  # in order: a node that comes again comes last
+        places = list(self._places.values())  # in order: a node that is added again comes last
         self._nodes = list(self._places)
         self._places = {node: place for place, node in enumerate(self._nodes)}
         self._starts = {key: bisect_left(places, start) for key, start in self._starts.items()}
 
     def first(self, requests: Amounts, room: Room, least: int = 1) -> tuple[str, int] | None:
-        """Return the first node with room for `least` workers, and for how many; None if there is none.
+        """Return the first node with room for `least` workers, and the number that fit; None if there is none.
 
-        `room` must only depend on what changed while the node was not in the bucket.
+        `room` of a node must not change while the node is in the bucket.
         """
         key, nodes = (requests, least), self._nodes
         start = self._starts.get(key, 0)
@@ -87,7 +87,7 @@ class NodeBucket:
 
 
 class GroupFreeGpus(dict[Key, NodeBucket]):
-    """Nodes with free GPUs, in buckets."""
+    """Nodes of a group with free GPUs, in buckets."""
 
     def put(self, node: str, key: Key) -> None:
         """Add `node`."""
@@ -97,7 +97,7 @@ class GroupFreeGpus(dict[Key, NodeBucket]):
         bucket.add(node)
 
     def drop(self, node: str, key: Key) -> None:
-        """Take `node` out."""
+        """Remove `node`."""
         bucket = self[key]
         bucket.remove(node)
         if not bucket:
@@ -107,10 +107,10 @@ class GroupFreeGpus(dict[Key, NodeBucket]):
 def choose(
     free_index: Sequence[GroupFreeGpus], gpus: int, requests: Amounts, room: Room, workers: int = 1
 ) -> tuple[str, int] | None:
-    """Return the node for the first of `workers` of `gpus` (> 0) each, and how many go there; None if there is none.
+    """Return the node for the first of `workers` of `gpus` (> 0) each, and the number that go there; None if none fits.
 
-    That is the fullest node that has room for all of them, else the one that takes the most: so the fewest nodes are
-    used, where nothing but GPUs is scarce.
+    That is the fullest node with room for all of them, else the one that takes the most. This uses the fewest nodes
+    where only GPUs are scarce.
     """
 
     def buckets(key: Key) -> list[NodeBucket]:
@@ -128,7 +128,7 @@ def _chosen(
     room: Room,
     workers: int,
 ) -> tuple[str, int] | None:
-    """Return what `choose` does; `keys` are sorted."""
+    """Implement `choose` on sorted `keys`."""
     for key in keys:
         if key[0] >= workers * gpus:
             for bucket in buckets(key):
@@ -146,15 +146,15 @@ def _chosen(
 
 
 class FreeGpuIndex(dict[int, GroupFreeGpus]):
-    """The nodes with free GPUs of all groups, each with those of its group; also found by their keys.
+    """The nodes with free GPUs by group, with an index of groups by key.
 
-    A node pool may have a thousand groups, of which few have nodes with free GPUs of a kind.
+    A node pool may have a thousand groups, few of which have nodes of a key.
     """
 
     def __init__(self) -> None:
-        """Make empty ones."""
+        """Make an empty index."""
         self._having: dict[Key, list[int]] = {}
-        """The groups that have nodes of a key, in order."""
+        """Sorted groups with nodes of each key."""
 
     def put(self, node: str, group: int, key: Key) -> None:
         """Add `node`."""
@@ -166,7 +166,7 @@ class FreeGpuIndex(dict[int, GroupFreeGpus]):
         group_gpus.put(node, key)
 
     def drop(self, node: str, group: int, key: Key) -> None:
-        """Take `node` out."""
+        """Remove `node`."""
         group_gpus = self[group]
         group_gpus.drop(node, key)
         if key not in group_gpus:
@@ -182,7 +182,7 @@ class FreeGpuIndex(dict[int, GroupFreeGpus]):
     def choose(
         self, node_pool: NodePool, gpus: int, requests: Amounts, room: Room, workers: int = 1
     ) -> tuple[str, int] | None:
-        """Return what `choose` does of the groups of `node_pool`, without a look at each of them."""
+        """Do `choose` on the groups of `node_pool` without visiting each of them."""
         if len(node_pool.groups) <= _FEW_GROUPS:
             return choose(self.on(node_pool), gpus, requests, room, workers)
 
@@ -192,7 +192,7 @@ class FreeGpuIndex(dict[int, GroupFreeGpus]):
         return _chosen(sorted(self._free(gpus)), buckets, gpus, requests, room, workers)
 
     def count(self, node_pool: NodePool, gpus: int, enough: int) -> int:
-        """Return how many workers of `gpus` (> 0) fit by their GPUs alone; counting ends at `enough`."""
+        """Return the number of workers of `gpus` (> 0) that fit by GPUs alone; counting ends at `enough`."""
         workers = 0
         if len(node_pool.groups) <= _FEW_GROUPS:
             free = (
@@ -211,7 +211,7 @@ class FreeGpuIndex(dict[int, GroupFreeGpus]):
         return workers
 
     def has(self, node_pool: NodePool, gpus: int) -> bool:
-        """Return whether a node of `node_pool` has `gpus`."""
+        """Return whether any node of `node_pool` has `gpus`."""
         return any(group in node_pool.members for key in self._free(gpus) for group in self._having[key])
 
     def _free(self, gpus: int) -> Iterator[Key]:
@@ -219,7 +219,7 @@ class FreeGpuIndex(dict[int, GroupFreeGpus]):
 
 
 def largest(free_index: Sequence[GroupFreeGpus], gpus: int, requests: Amounts, room: Room) -> int:
-    """Return for how many workers of `gpus` (> 0) the roomiest node has room."""
+    """Return the number of workers of `gpus` (> 0) that fit on the roomiest node."""
     buckets = [(key[0] // gpus, bucket) for group_gpus in free_index for key, bucket in group_gpus.items()]
     for workers in range(max((most for most, _ in buckets), default=0), 0, -1):
         if any(most >= workers and bucket.first(requests, room, workers) for most, bucket in buckets):

@@ -1,7 +1,7 @@
-"""Resources other than GPUs (CPU, memory, pods): what workers hold of them, and what nodes have left, now and later.
+"""Remaining non-GPU resources (CPU, memory, pods) of nodes, now and after pending releases.
 
-Most nodes have more of everything than the workers on their GPUs can ask for; these are not counted. The others are
-counted when they are asked about: most nodes of a cluster have no free GPUs.
+Most nodes have more of everything than the workers on their GPUs can request; these are not counted. The others are
+counted on demand, as most nodes of a cluster have no free GPUs.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from espalier_operator.model.constraints import NATIVE, Amounts
 
 UNLIMITED: Final = sys.maxsize
 _Left = dict[str, int]
-"""By resource; one without an entry is not limited."""
+"""Remaining amount by resource; a resource without an entry is unlimited."""
 UNKNOWN: Final[tuple[_Left, _Left]] = {}, {}
-"""Stands for what was not counted yet."""
+"""Placeholder for a node not counted yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceVector:
-    """Amounts that can be added and subtracted; they may be negative."""
+    """GPUs and other amounts that can be added and subtracted; they may be negative."""
 
     gpus: int
     requests: Amounts = ()
-    """In order of name; one that is not named is 0."""
+    """Amounts in order of name; a resource that is not named is 0."""
 
     def __add__(self, other: ResourceVector) -> ResourceVector:
-        """Return both together."""
+        """Return the sum."""
         if self is NOTHING:
             return other
         if not self.requests and not other.requests:
@@ -42,17 +42,17 @@ class ResourceVector:
         return self._with(other, lambda own, others: own + others)
 
     def __sub__(self, other: ResourceVector) -> ResourceVector:
-        """Return what is left without `other`."""
+        """Return the difference."""
         if not self.requests and not other.requests:
             return ResourceVector(self.gpus - other.gpus)
         return self._with(other, lambda own, others: own - others)
 
     def __mul__(self, times: int) -> ResourceVector:
-        """Return a multiple of it."""
+        """Return the multiple."""
         return ResourceVector(self.gpus * times, tuple([(name, amount * times) for name, amount in self.requests]))
 
     def of_which(self, other: ResourceVector) -> ResourceVector:
-        """Return the part of it that `other` covers, 0 or more."""
+        """Return the smaller of both amounts for each resource, 0 or more."""
         return self._with(other, lambda own, others: max(0, min(own, others)))
 
     def _with(self, other: ResourceVector, joined: Callable[[int, int], int]) -> ResourceVector:
@@ -69,7 +69,7 @@ NOTHING: Final = ResourceVector(0)
 
 
 class NodeHeadroom:
-    """What is left on the nodes of one snapshot."""
+    """Remaining resources on the nodes of one snapshot."""
 
     def __init__(
         self,
@@ -80,17 +80,17 @@ class NodeHeadroom:
         jobs: Collection[JobFacts],
         others: Collection[Worker] = (),
     ) -> None:
-        """Count the bound `workers` of `jobs` on `nodes`; those named in `leaving` hold nothing later.
+        """Take the bound `workers` of `jobs` on `nodes`; workers named in `leaving` hold nothing later.
 
-        `node_index` is that of the nodes. `others` are pods of others that wait: what they request may be more than any
-        node has. All that is counted when it is asked for: most plans ask for little.
+        `node_index` belongs to `nodes`. `others` are waiting foreign pods, which may request more than any node has.
+        Counting is done on demand, as most plans need few nodes.
         """
         self._all, self._node_index = nodes, node_index
         self._workers, self._leaving, self._jobs, self._others = workers, leaving, jobs, others
         self._left: dict[str, tuple[_Left, _Left] | None] = {}
-        """By machine: what is left now and later; None where nothing can run short."""
+        """Amounts left now and later, by machine; None where nothing can run short."""
         self.known: dict[str, tuple[_Left, _Left] | None] = {}
-        """The same by node, as far as `left_on` was asked: those of one machine share it."""
+        """The same by node, for nodes queried by `left_on`; nodes of one machine share it."""
         self._answers: dict[object, bool] = {}
 
     @cached_property
@@ -108,9 +108,9 @@ class NodeHeadroom:
 
     @cached_property
     def _special(self) -> tuple[str, ...]:
-        """Requested resources that some nodes name and others do not: these have none of it.
+        """Requested resources that some nodes name; nodes that do not name them have none.
 
-        What no node names is not counted, as dynamic resource allocation may provide it.
+        A resource that no node names is not counted, as dynamic resource allocation may provide it.
         """
         others = [name for name in self._greatest if name not in NATIVE]
         return tuple(name for name in others if any(name in node.resources for node in self._nodes))
@@ -124,7 +124,7 @@ class NodeHeadroom:
 
     @cached_property
     def _own(self) -> Mapping[str, list[Worker]]:
-        """By machine: the workers of our jobs."""
+        """The workers of our jobs, by machine."""
         own: dict[str, list[Worker]] = defaultdict(list)
         without_gpus = {job.key for job in self._jobs if not job.terms.gpus_per_worker}
         for worker in self._workers:  # tens of thousands
@@ -135,20 +135,20 @@ class NodeHeadroom:
         return own
 
     def can_run_short(self, node: str) -> bool:
-        """Return whether the workers that fit on the GPUs of `node` could request more than it has."""
+        """Return whether workers that fit on the GPUs of `node` could request more than it has of another resource."""
         return self.left_on(node) is not None
 
     def change(self, node: str, requests: Amounts, now: int, later: int) -> None:
-        """Add a multiple of `requests` to what is left now and later."""
+        """Add `now` and `later` times `requests` to the amounts left now and later."""
         left = self.left_on(node)
         if left is not None:
             add(left[0], requests, now)
             add(left[1], requests, later)
 
     def fits(self, node: str, requests: Amounts, *, now: bool, more: Amounts = ()) -> int:
-        """Return how often `requests` fit on `node` later, `now`: also at this moment; at most as often as GPUs do.
+        """Return how often `requests` fit on `node` later, and with `now` also at this moment, GPUs not counted.
 
-        `more` is what is added to what the node has left.
+        `more` is added to the amounts left later.
         """
         left = self.left_on(node)
         if left is None:
@@ -165,7 +165,7 @@ class NodeHeadroom:
     ) -> bool:
         """Return whether `workers` of `gpus` would fit on nodes of `groups` if all our jobs had ended.
 
-        `others` are the GPUs that pods of others hold; None: they had ended as well.
+        `others` are the GPUs held by foreign pods, by node; None: these had ended as well.
         """
         key = (tuple(groups), requests, gpus, workers, others is None)
         if key not in self._answers:
@@ -175,7 +175,7 @@ class NodeHeadroom:
         return self._answers[key]
 
     def left_on(self, node_name: str) -> tuple[_Left, _Left] | None:
-        """Return what is left on a node now and later; None where nothing can run short."""
+        """Return the amounts left on a node now and later; None where nothing can run short."""
         known = self.known.get(node_name, UNKNOWN)
         if known is not UNKNOWN:
             return known
@@ -200,17 +200,17 @@ class NodeHeadroom:
         if self._special and node.resources and any(name not in node.resources for name in self._special):
             return False
         for resource, amount in node.resources.items():
-            if not amount - used.get(resource, 0) >= offered * greatest.get(resource, 0.0):  # of 0 GPUs it may be NaN
+            if not amount - used.get(resource, 0) >= offered * greatest.get(resource, 0.0):  # may be NaN with 0 GPUs
                 return False
         return True
 
     def _whole(self, node: Node) -> _Left:
-        """Return what `node` has."""
+        """Return the total amounts of `node`."""
         special = dict.fromkeys(self._special, 0) if node.resources else {}
         return {**special, **node.resources}
 
     def _unused(self, node: Node) -> _Left:
-        """Return what workers may have of `node`."""
+        """Return the amounts of `node` that are available to workers."""
         return {name: amount - node.used.get(name, 0) for name, amount in self._whole(node).items()}
 
     def _times_when_empty(self, node: Node, requests: Amounts, gpus: int, others: Mapping[str, int] | None) -> int:
@@ -221,7 +221,7 @@ class NodeHeadroom:
 
 
 def _greatest(kinds: Iterable[tuple[Amounts, int]]) -> dict[str, float]:
-    """Return how much of each resource is requested for each GPU, at most, by `kinds` of requests and GPUs."""
+    """Return the greatest request per GPU for each resource over `kinds` of requests and GPUs."""
     greatest: dict[str, float] = defaultdict(float)
     for requests, gpus in kinds:
         for name, amount in requests:
@@ -230,7 +230,7 @@ def _greatest(kinds: Iterable[tuple[Amounts, int]]) -> dict[str, float]:
 
 
 def add(left: _Left, requests: Amounts, workers: int) -> _Left:
-    """Add what this number of workers requests to what is left, and return that."""
+    """Add the requests of this number of workers to `left`, and return it."""
     for name, amount in requests if workers else ():
         if name in left:
             left[name] += workers * amount
@@ -238,7 +238,7 @@ def add(left: _Left, requests: Amounts, workers: int) -> _Left:
 
 
 def times(left: Mapping[str, int], requests: Amounts) -> int:
-    """Return how often `requests` fit into what is left, 0 or more."""
+    """Return how often `requests` fit into `left`, 0 or more."""
     most = UNLIMITED
     for name, amount in requests:
         if amount and name in left:

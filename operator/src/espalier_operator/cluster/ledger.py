@@ -1,13 +1,13 @@
-"""What nodes have, of GPUs and of all else that workers request, now and once everything that is leaving has left.
+"""GPUs and other resources of nodes, now and after all pending releases.
 
-Each node has two figures. `now` is what can be handed out this moment. `later` adds what terminating workers and
-standing reclaims will free, and subtracts what is set aside for those who wait for exactly that. Handing out
-takes from both, setting aside from `later` only, so nobody is lent what somebody waits for.
+Each node has two figures. `now` is what can be handed out at this moment. `later` adds what terminating workers and
+pending reclaims will free, and subtracts reservations of waiting jobs. Handing out takes from both figures, setting
+aside from `later` only, so that reserved GPUs are not lent.
 
-Nodes of one type that no constraint tells apart form a group. In a group, nodes are kept in buckets by free GPUs:
+Nodes of one type that no constraint distinguishes form a group. In a group, nodes are kept in buckets by free GPUs:
 finding the best fit costs the number of groups and of GPUs of a node, not the number of nodes.
 
-Whatever a plan changes of that, and of what it asks jobs to give back, is written to the log of its one `Transaction`.
+All changes that a plan makes to these figures and to its reclaim requests are written to the log of its `Transaction`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _FOREIGN = WorkerRole.FOREIGN
 
 
 class Transaction:
-    """What a plan has changed so far, to undo what was only tried."""
+    """Log of a plan's changes, to undo trials."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start with an empty log."""
         self.log: list[tuple[Any, ...]] = []
-        """By change: the number of what undoes it, and the arguments of that. A plan may write tens of thousands."""
+        """Entries (number of the undo function, its arguments). A plan may write tens of thousands."""
         self._undoing: list[Callable[..., None]] = []
 
     def undone_by(self, undo: Callable[..., None]) -> int:
-        """Return the number of `undo`, with which changes that it undoes are to be written to the log."""
+        """Register `undo` and return its number, with which the changes that it undoes must be logged."""
         self._undoing.append(undo)
         return len(self._undoing) - 1
 
     def mark(self) -> int:
-        """Return a point to which `undo` can return."""
+        """Return a position for `undo`."""
         return len(self.log)
 
     def undo(self, mark: int) -> None:
@@ -53,13 +53,13 @@ class Transaction:
             self._undoing[change[0]](*change[1:])
 
     def end(self) -> None:
-        """Keep what was done, and forget everything."""
+        """Commit all changes and clear the log."""
         self.log.clear()
         self._undoing.clear()
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Undo what is done within."""
+        """Undo all changes made within the context."""
         mark = self.mark()
         try:
             yield
@@ -68,7 +68,7 @@ class Transaction:
 
 
 class NodeLedger:
-    """What the nodes of one snapshot have, and who holds it.
+    """Resources of the nodes of one snapshot, and their holders.
 
     Nodes that are not ready or not schedulable offer nothing; GPUs announced to depart are not offered either.
     """
@@ -84,23 +84,23 @@ class NodeLedger:
         others: Collection[Worker] = (),
         transaction: Transaction | None = None,
     ) -> None:
-        """Count `workers` against `nodes`; those named in `leaving` do not hold anything `later`.
+        """Count `workers` against `nodes`; workers named in `leaving` hold nothing `later`.
 
-        `constraints` are all that `node_pool` will be asked for; `jobs` are those of `workers`; `rack_label` is the
-        label of nodes that names their rack; `others` are pods of others that wait; `transaction` has the log.
+        `constraints` must contain all with which `node_pool` will be called; `jobs` own `workers`; `rack_label` is the
+        node label that names the rack; `others` are waiting foreign pods; `transaction` has the log.
         """
         node_index = node_index_of(nodes, constraints, rack_label)
         self._node_classes, self._slots = node_index.node_classes, node_index.slots
         self.gpu_types = node_index.gpu_types
-        """The types that ready, schedulable nodes have, in order of name."""
+        """GPU types of ready nodes that are schedulable or leaving, in order of name."""
         self._group, offers = node_index.groups, node_index.offers
         requests = any(each.requests for each in constraints) or any(each.constraints.requests for each in others)
         self._headroom = NodeHeadroom(nodes, node_index, workers, leaving, jobs, others) if requests else None
         self._now = free = dict(offers)
         self._others: dict[str, int] = defaultdict(int)
-        """GPUs that pods of others hold, by node."""
+        """GPUs held by foreign pods, by node."""
         given: dict[str, int] = defaultdict(int)
-        """GPUs that are given back, by node."""
+        """GPUs being given back, by node."""
         ended: list[Worker] = []
         for worker in workers:  # tens of thousands
             node = worker.node
@@ -113,8 +113,8 @@ class NodeLedger:
                 elif worker.role is _FOREIGN:
                     self._others[node] += worker.gpus
         self._unheld = {worker.pinned_to: free[worker.pinned_to] for worker in others if worker.pinned_to in free}
-        """By node that was chosen for a pod of others: GPUs that no pod holds."""
-        # The GPUs of a worker that has ended stay its job's until its end is judged, if nobody has taken them.
+        """GPUs that no pod holds on nodes chosen for foreign pods."""
+        # The GPUs of an ended worker stay with its job until the end is judged, if no other worker has taken them.
         owed = {job.key: job.terms.gpus_per_worker for job in jobs} if ended else {}
         for worker in ended:
             if worker.node is not None and worker.job is not None:
@@ -130,23 +130,23 @@ class NodeLedger:
         self.transaction = transaction or Transaction()
         self._log, self._number = self.transaction.log, self.transaction.undone_by(self._revert)
         for name, later in self._later.items():
-            if later > 0:  # most nodes of a cluster are full, and have no place in any bucket
+            if later > 0:  # most nodes of a cluster are full and in no bucket
                 self._enter(name)
 
     def node_pool(self, gpu_type: str, constraints: Constraints | None) -> NodePool:
-        """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
+        """Return the node pool of a worker with `constraints` on GPUs of `gpu_type`; None: all nodes of the type."""
         return self._node_classes.node_pool(gpu_type, constraints)
 
     def without_requests(self, node_pool: NodePool) -> NodePool:
-        """Return `node_pool` for a worker that needs nothing but GPUs."""
+        """Return `node_pool` for a worker that needs only GPUs."""
         return self._node_classes.without_requests(node_pool)
 
     def is_in(self, node_pool: NodePool, node: str | None) -> bool:
-        """Return whether `node` is one of the node pool's."""
+        """Return whether `node` is in the node pool."""
         return node is not None and self._group.get(node) in node_pool.members
 
     def can_run_short(self, node: str | None) -> bool:
-        """Return whether workers on the GPUs of `node` could use up another resource of it."""
+        """Return whether workers on the GPUs of `node` could exhaust another resource of it."""
         return self._headroom is not None and node is not None and self._headroom.can_run_short(node)
 
     def overdrawn(self) -> list[tuple[str, int]]:
@@ -162,7 +162,7 @@ class NodeLedger:
         return _holds(self._slots, node_pool, gpus, workers)
 
     def could_hold_without_jobs(self, node_pool: NodePool, gpus: int, workers: int) -> bool:
-        """Return whether they would fit if all our jobs had ended, and what others hold were held."""
+        """Return whether they would fit if all our jobs had ended and foreign pods kept theirs."""
         if node_pool.requests and self._headroom is not None:
             return gpus == 0 or self._headroom.could_hold(
                 node_pool.groups, node_pool.requests, gpus, workers, self._others
@@ -176,16 +176,16 @@ class NodeLedger:
                 yield from bucket
 
     def fits_with(self, node: str, node_pool: NodePool, gpus: int, more: ResourceVector) -> int:
-        """Return for how many workers `node` would have room later if it had `more`."""
+        """Return the number of workers that would fit on `node` later if it had `more`."""
         workers = max(0, (self._later[node] + more.gpus) // gpus)
         if not workers or self._headroom is None or not node_pool.requests:
             return workers
         return min(workers, self._headroom.fits(node, node_pool.requests, now=False, more=more.requests))
 
     def opening(self, node_pool: NodePool) -> Callable[[str], tuple[int, dict[str, int] | None] | None]:
-        """Return what tells of a node the GPUs that it will have, and what else; None if nothing else can run short.
+        """Return a function from a node to (later GPUs, other amounts left later; None if nothing else can run short).
 
-        And None of a node that is not one of the node pool's. Thousands are asked about.
+        The function returns None for a node outside the node pool. It is called for thousands of nodes.
         """
         later, group, members = self._later, self._group, node_pool.members
         left_on = self._headroom.left_on if self._headroom is not None and node_pool.requests else None
@@ -199,16 +199,16 @@ class NodeLedger:
         return opened
 
     def placed_since(self, mark: int) -> list[str]:
-        """Return the nodes of the workers that were placed since `mark`, in their order."""
+        """Return the nodes of the workers placed since `mark`, in order of placement."""
         placed = ((change[1], change[-1]) for change in self._log[mark:] if change[0] == self._number)
         return [node for node, workers in placed for _ in range(workers)]
 
     def _room_now(self, node: str, requests: Amounts) -> int:
-        """Return for how many workers `node` has what they request in addition to GPUs, without delaying others."""
+        """Return the number of workers for which `node` has the non-GPU requests now, without delaying others."""
         return UNLIMITED if self._headroom is None or not requests else self._headroom.fits(node, requests, now=True)
 
     def _room_later(self, node: str, requests: Amounts) -> int:
-        """Return for how many workers `node` will have what they request in addition to GPUs."""
+        """Return the number of workers for which `node` will have the non-GPU requests."""
         return UNLIMITED if self._headroom is None or not requests else self._headroom.fits(node, requests, now=False)
 
     def _change(self, node: str, gpus: int, requests: Amounts, *, now: int, later: int, placed: int = 0) -> None:
@@ -216,12 +216,12 @@ class NodeLedger:
         self._log.append((self._number, node, gpus, requests, now, later, placed))
 
     def _revert(self, node: str, gpus: int, requests: Amounts, now: int, later: int, placed: int) -> None:
-        """Undo a change of what `node` has by this number of workers, of which `placed` are new there."""
+        """Undo `_change`."""
         if now or later:
             self._add(node, gpus, requests, -now, -later)
 
     def _add(self, node: str, gpus: int, requests: Amounts, now: int, later: int) -> None:
-        """Add what this number of workers holds to what `node` has now and later."""
+        """Add the holdings of `now` and `later` workers to the figures of `node`."""
         self._leave(node)
         self._now[node] += now * gpus
         self._later[node] += later * gpus
@@ -230,7 +230,7 @@ class NodeLedger:
             self._headroom.change(node, requests, now, later)
 
     def _keys(self, node: str) -> tuple[Key, Key]:
-        """Return where `node` is among the offers and among the hopes."""
+        """Return the keys of `node` in `_offers` and in `_hopes`."""
         later = self._later[node]
         return (min(self._now[node], later), later), (later, later)
 

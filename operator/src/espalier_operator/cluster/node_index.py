@@ -1,12 +1,12 @@
-"""The nodes as a plan needs them: which take pods, which are alike, what they offer, and where a worker may run.
+"""Index of a cluster's nodes: usable nodes, groups of equivalent ones, their GPUs, and the node pool of a worker.
 
-Tenants may write a thousand different constraints. Nodes that none of them tells apart are one group, so there are no
-more groups than values that constraints name; and which groups one admits is computed from sets of groups by value, not
-group by group. The answers are those of `Constraints.admit`.
+Tenants may write a thousand different constraints. Nodes that none of them distinguishes are one group, so there are no
+more groups than values that constraints name; the groups that a constraint admits are computed from sets of groups by
+value, not group by group. The result is that of `Constraints.admit`.
 
-To sort thousands of nodes takes longer than most plans, and nodes change rarely. So the last node indexes are kept, and
-a plan that finds the same nodes uses its node index again (`node_index_of`). A node index holds nothing that a plan
-changes, and nothing of what pods request.
+Indexing thousands of nodes takes longer than most plans, and nodes change rarely. So the last node indexes are cached,
+and a plan with the same nodes reuses its node index (`node_index_of`). A node index holds nothing that a plan changes,
+and no requests of pods.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ K = TypeVar("K")
 _Groups = frozenset[int]
 _NO_GROUPS: _Groups = frozenset()
 _MOST_KNOWN: Final = 10_000
-"""Of how many constraints `NodeClasses` keeps the node pools from one plan to the next."""
+"""Number of constraints whose node pools `NodeClasses` keeps from one plan to the next."""
 _Ordered = tuple[tuple[int, ...], _Groups]
-"""Groups in order, and as a set: there may be a thousand, and as many combinations of them."""
+"""Groups in order, and as a set. There may be a thousand groups, and as many combinations of them."""
 _KEPT: Final = 2
-"""Fleets: one operator needs one; `espalier explain` and tests that compare plans a few."""
+"""Number of cached node indexes: an operator needs one; `espalier explain` and tests that compare plans, a few."""
 
 
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
@@ -46,16 +46,16 @@ Rack = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ReferencedLabels:
-    """What constraints name of nodes: nodes differ by nothing else."""
+    """Labels and names of nodes that constraints refer to; they alone distinguish nodes."""
 
     values: Mapping[str, set[str] | None]
-    """By label: the values that constraints distinguish from others; None: all of them."""
+    """Values of each label that constraints distinguish from others; None: all values."""
     names: set[str]
-    """The nodes whose names decide."""
+    """Names of nodes that constraints refer to."""
 
     @classmethod
     def by(cls, constraints: Iterable[Constraints]) -> Self:
-        """Return what `constraints` name."""
+        """Return the labels and names that `constraints` refer to."""
         values, names = dict[str, set[str] | None](), set[str]()
         for each in constraints:
             for key, value in each.node_selector:
@@ -77,12 +77,12 @@ def _mention(values: dict[str, set[str] | None], key: str, more: Iterable[str] |
 
 
 class LabelIndex:
-    """Groups of nodes, each represented by one of them, by what constraints ask for."""
+    """Index of groups of nodes, each represented by one node, by the properties that constraints refer to."""
 
     def __init__(self, examples: Sequence[Node]) -> None:
         """Number the groups in the order of `examples`."""
         self.groups = len(examples)
-        """How many there are."""
+        """Number of groups."""
         self._all: _Groups = frozenset(range(self.groups))
         self._examples = examples
         self._by_type = _sets((node.gpu_type, (group,)) for group, node in enumerate(examples))
@@ -92,7 +92,7 @@ class LabelIndex:
         self._by_expression: dict[NodeSelectorRequirement, _Groups] = {}
 
     def admitting(self, gpu_type: str, constraints: Constraints | None) -> frozenset[int]:
-        """Return the groups of a type of GPU whose nodes admit a pod with `constraints`; None: all of the type."""
+        """Return the groups of `gpu_type` whose nodes admit a pod with `constraints`; None: all of the type."""
         found = self._by_type.get(gpu_type, _NO_GROUPS)
         if constraints is None:
             return found
@@ -128,7 +128,7 @@ class LabelIndex:
         return known
 
     def _labelled(self, key: str) -> tuple[Mapping[str, _Groups], _Groups]:
-        """Return the groups that have a label, by its value and all together."""
+        """Return the groups that have a label: by value, and all together."""
         known = self._by_label.get(key)
         if known is None:
             pairs = ((node.labels.get(key), (group,)) for group, node in enumerate(self._examples))
@@ -140,7 +140,7 @@ class LabelIndex:
 def _taken(
     expression: NodeSelectorRequirement, takes: Callable[[str], bool], by_value: Mapping[str, _Groups], having: _Groups
 ) -> _Groups:
-    """Return of the groups `having` a value those whose value is taken; `takes` is one of the rules of `expression`."""
+    """Return the groups among those `having` a value whose value `takes`, a rule of `expression`, accepts."""
     if expression.compares:
         return _NO_GROUPS.union(*(groups for value, groups in by_value.items() if takes(value)))
     named = {value for value in expression.values if value in by_value}
@@ -158,29 +158,29 @@ def _sets(pairs: Iterable[tuple[K, tuple[int]]]) -> dict[K, _Groups]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodePool:
-    """Where a worker may run: groups of nodes, all of one type of GPU. A `NodeClasses` makes equal ones only once."""
+    """Groups of nodes of one GPU type on which a worker may run. A `NodeClasses` makes equal ones only once."""
 
     gpu_type: str
     groups: tuple[int, ...]
     requests: Amounts = ()
-    """What the worker needs of a node in addition to GPUs."""
+    """Requests of the worker in addition to GPUs."""
     members: frozenset[int] = frozenset()
-    """The groups, to look one up."""
+    """The groups as a set, for look-up."""
 
 
 class NodeClasses:
-    """Numbers the groups of nodes that no constraint tells apart."""
+    """Numbers the groups of nodes that no constraint distinguishes."""
 
     def __init__(self, mentioned: ReferencedLabels) -> None:
-        """Take what is named by all constraints that `node_pool` will be asked for."""
+        """Take the references of all constraints with which `node_pool` will be called."""
         self._values, self._names = mentioned.values, mentioned.names
         self._numbers: dict[object, int] = {}
         self._examples: list[Node] = []
-        """By group: its first node."""
+        """The first node of each group."""
         self._known: dict[tuple[str, Constraints | None], NodePool] = {}
         self._node_pools: dict[tuple[str, tuple[int, ...], Amounts], NodePool] = {}
         self._fitting: dict[tuple[str, Constraints | None], _Ordered] = {}
-        """By type and constraints without requests, which tell no groups apart."""
+        """Groups by type and constraints without requests, which distinguish no groups."""
         self._index: LabelIndex | None = None
 
     def group_of(self, node: Node) -> int:
@@ -194,7 +194,7 @@ class NodeClasses:
         return number
 
     def node_pool(self, gpu_type: str, constraints: Constraints | None) -> NodePool:
-        """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
+        """Return the node pool of a worker with `constraints` on GPUs of `gpu_type`; None: all nodes of the type."""
         known = self._known.get((gpu_type, constraints))
         if known is None:
             groups = self._groups_of(gpu_type, None if constraints is None else replace(constraints, requests=()))
@@ -203,17 +203,17 @@ class NodeClasses:
         return known
 
     def forget(self) -> None:
-        """Forget the node pools if they are many; not within a plan, which tells node pools apart by what they are."""
+        """Drop the node pools if there are many; not within a plan, which compares node pools by identity."""
         if len(self._known) > _MOST_KNOWN:
             for known in (self._known, self._node_pools, self._fitting):
                 known.clear()
 
     def without_requests(self, node_pool: NodePool) -> NodePool:
-        """Return `node_pool` for a worker that needs nothing but GPUs."""
+        """Return `node_pool` for a worker that needs only GPUs."""
         return self._one(node_pool.gpu_type, (node_pool.groups, node_pool.members), ())
 
     def _deciding(self, labels: Mapping[str, str]) -> tuple[tuple[str, str | bool], ...]:
-        """Return what of the labels of a node decides: which there are, and where it matters their values."""
+        """Return the labels of a node that constraints refer to: their presence, and their value where it matters."""
         decides = self._values
         found = []
         for key in decides if len(decides) < len(labels) else labels:
@@ -243,7 +243,7 @@ def _in_order(groups: frozenset[int]) -> _Ordered:
 
 
 def racks_of(nodes: Collection[Node], rack_label: str | None) -> dict[str, Rack]:
-    """Return the rack of each node by name; nothing if all are in the same rack."""
+    """Return the rack of each node by name; empty if all are in the same rack."""
     labels = (ZONE_LABEL,) if rack_label is None else (ZONE_LABEL, rack_label)
     if all(len({node.labels.get(label) for node in nodes}) <= 1 for label in labels):
         return {}
@@ -251,36 +251,36 @@ def racks_of(nodes: Collection[Node], rack_label: str | None) -> dict[str, Rack]
 
 
 class NodeIndex:
-    """The nodes of a cluster."""
+    """Index of the nodes of a cluster."""
 
     def __init__(self, nodes: Collection[Node], mentioned: ReferencedLabels, rack_label: str | None) -> None:
-        """Sort `nodes` by what constraints have `mentioned`; `rack_label` is the label that names their rack."""
+        """Group `nodes` by the labels and names `mentioned` by constraints; `rack_label` is the label of the rack."""
         self.node_classes = node_classes = NodeClasses(mentioned)
         usable = [node for node in nodes if node.ready and (node.schedulable or node.is_leaving)]
         self.gpu_types = sorted({node.gpu_type for node in usable})
-        """The types that nodes have, in order of name."""
+        """GPU types of the nodes, in order of name."""
         self.groups: Mapping[str, int] = {node.name: node_classes.group_of(node) for node in usable}
-        """By node that takes pods, or is about to go: the nodes that no constraint tells apart."""
+        """Group of each node that takes pods or is about to go."""
         self.offers: Mapping[str, int] = {node.name: node.offered for node in usable}
-        """By node: its GPUs without those that are announced to go."""
+        """Number of GPUs of each node that are not announced to go."""
         self.places: Mapping[str, int] = {node.name: place for place, node in enumerate(nodes)}
-        """By node: its place among the nodes of a snapshot."""
+        """Position of each node in the snapshot."""
         machines: dict[str, int] = defaultdict(int)
         for name, offered in self.offers.items():
             machines[host_of(name)] += offered
         self.machines: Mapping[str, int] = dict(machines)
-        """By machine: what its nodes offer together."""
+        """Sum of the offered GPUs of each machine's nodes."""
         slots: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for group, offered in zip(self.groups.values(), self.offers.values(), strict=True):
             slots[group][offered] += 1
         self.slots: Mapping[int, Mapping[int, int]] = {group: dict(sizes) for group, sizes in slots.items()}
-        """By group: how many nodes offer how many GPUs."""
+        """Number of nodes in each group by their number of offered GPUs."""
         self.racks: Mapping[str, Rack] = racks_of(usable, rack_label)
-        """By node; empty if all are in the same rack."""
+        """Rack of each node; empty if all are in the same rack."""
 
 
 def node_index_of(nodes: Collection[Node], constraints: Collection[Constraints], rack_label: str | None) -> NodeIndex:
-    """Return the node index of `nodes`, of which a plan asks where pods with these `constraints` may run."""
+    """Return the node index of `nodes` for a plan whose pods have these `constraints`."""
     node_index = _node_index_of(_NodeQuery(tuple(nodes), ReferencedLabels.by(constraints), rack_label))
     node_index.node_classes.forget()
     return node_index
@@ -288,7 +288,7 @@ def node_index_of(nodes: Collection[Node], constraints: Collection[Constraints],
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NodeQuery:
-    """What decides about a node index."""
+    """Key of the cache of node indexes."""
 
     nodes: tuple[Node, ...]
     mentioned: ReferencedLabels
@@ -312,7 +312,7 @@ def _node_index_of(sought: _NodeQuery) -> NodeIndex:
 
 
 def _are_alike(one: Node, other: Node) -> bool:
-    """Return whether two nodes differ at most in what pods request of them, and in times."""
+    """Return whether two nodes differ at most in resources, requests of pods, and times."""
     return one is other or _decisive(one) == _decisive(other)
 
 

@@ -1,8 +1,7 @@
-"""What the ResourceQuotas of namespaces leave for workers. Pure.
+"""Remaining room for workers under the ResourceQuotas of namespaces. Pure.
 
-The API server counts every pod of a namespace from the moment it is made until it has ended, whether it is bound or
-not. What it counts may be older than the pods that are seen, so the larger of both counts; pods that are still to be
-made for what was granted are added.
+The API server counts every pod of a namespace from its creation to its end, whether it is bound or not. Its count may
+be older than the observed pods, so the larger of both is used; pods not yet created for grants are added.
 """
 
 from __future__ import annotations
@@ -15,33 +14,33 @@ from espalier_operator.model import JobFacts, NamespaceLimit, Worker, WorkerRole
 
 _Scopes = tuple[tuple[str, str], ...]
 _Key = tuple[_Scopes, str]
-"""The scopes of a pod, and a resource."""
+"""Scopes of a pod, and a resource."""
 
 
 @dataclass(slots=True)
 class _Account:
-    """One limit, and what is left of it."""
+    """One limit, and the remaining amount."""
 
     limit: NamespaceLimit
     left: int
-    """Now."""
+    """Amount left now."""
     leaving: int = 0
-    """What is being given back."""
+    """Amount being given back."""
     others: int = 0
-    """What pods request that are no worker of our jobs: they may never leave."""
+    """Amount requested by pods that are not workers of our jobs; they may never leave."""
 
     def asked_by(self, job: JobFacts, role: WorkerRole = WorkerRole.BASE) -> int:
-        """Return how much of the limit a worker of a job takes; 0 where the limit holds for other pods alone."""
+        """Return the amount that a worker of a job takes; 0 where the limit does not cover it."""
         return demand_of(job)[self.limit.resource] if self.limit.covers(_scopes_of(job, role)) else 0
 
     def counted(self, amounts: Mapping[_Key, int]) -> int:
-        """Return how much of the limit these amounts take."""
+        """Return the sum of the amounts that the limit covers."""
         of_resource = (entry for entry in amounts.items() if entry[0][1] == self.limit.resource)
         return sum(amount for (scopes, _), amount in of_resource if self.limit.covers(scopes))
 
 
 class NamespaceLedger:
-    """What workers may still request in each namespace. Without any limit, everything."""
+    """Amounts that workers may still request in each namespace. Without any limit, everything."""
 
     def __init__(
         self,
@@ -51,13 +50,13 @@ class NamespaceLedger:
         leaving: Iterable[str],
         kept: Mapping[str, int],
     ) -> None:
-        """Count the `workers` of `jobs`; those named in `leaving` hold nothing later.
+        """Count the `workers` of `jobs`; workers named in `leaving` hold nothing later.
 
-        `kept` are the extra workers of each job that stay.
+        `kept` is the number of extra workers of each job that stay.
         """
         self._accounts: dict[str, list[_Account]] = defaultdict(list)
         self._closed: set[str] = set()
-        """Namespaces in which a job waits that goes before those that come later."""
+        """Namespaces with a waiting job that later jobs must not pass."""
         for limit in limits:
             self._accounts[limit.namespace].append(_Account(limit, limit.hard - limit.used))
         if not self._accounts:
@@ -70,7 +69,7 @@ class NamespaceLedger:
         for worker in workers:
             job = known.get(worker.job or "")
             if job is None or (worker.gpus == 0 and job.terms.gpus_per_worker):
-                continue  # the last is of a pod that has ended
+                continue  # a worker without GPUs of a job with GPUs is an ended pod
             seen[_namespace(job)].update(_keyed_demand(job, worker.role))
             if worker.name in gone:
                 leaves[_namespace(job)].update(_keyed_demand(job, worker.role))
@@ -87,7 +86,7 @@ class NamespaceLedger:
                 owed[_namespace(job)][asked] += missing * amount
             for asked, amount in _keyed_demand(job, WorkerRole.EXTRA).items():
                 owed[_namespace(job)][asked] += unseen * amount
-                # Pods that are not seen may have been made: a notice alone does not free what they request.
+                # Unseen pods may exist already: a notice alone does not free their requests.
                 leaves[_namespace(job)][asked] += (unseen - stay) * amount
         for namespace, accounts in self._accounts.items():
             for account in accounts:
@@ -108,9 +107,9 @@ class NamespaceLedger:
         return bool(self._closed) and _namespace(job) in self._closed
 
     def lacks(self, job: JobFacts, workers: int) -> dict[str, int] | None:
-        """Return by resource how much others must give back for the workers, less what is being given back.
+        """Return the amounts that others must give back for the workers, by resource, less those being given back.
 
-        None where a limit does not hold for extra workers: none of them would make room.
+        None where a limit does not cover extra workers, so that none of them would make room.
         """
         found = dict[str, int]()
         for account in self._accounts.get(_namespace(job), ()):
@@ -123,9 +122,7 @@ class NamespaceLedger:
         return found
 
     def is_overdrawn(self, job: JobFacts) -> bool:
-        """Return whether more of what a job requests was granted in its namespace than others have left of it, also
-        once what is being given back has gone.
-        """
+        """Return whether grants in the namespace exceed a limit that covers the job, even after pending releases."""
         accounts = self._accounts.get(_namespace(job), ()) if self._accounts else ()
         return any(account.left + account.leaving < 0 for account in accounts if account.asked_by(job))
 
@@ -140,12 +137,12 @@ class NamespaceLedger:
         return all(workers * amount <= account.limit.hard - account.others for account, amount in asked if amount)
 
     def hold(self, job: JobFacts, workers: int, role: WorkerRole = WorkerRole.BASE) -> None:
-        """Count this many more workers of a job."""
+        """Count this many more workers of a job as holding their requests."""
         for account in self._accounts.get(_namespace(job), ()) if self._accounts else ():
             account.left -= workers * account.asked_by(job, role)
 
     def wait(self, job: JobFacts) -> None:
-        """Let no later job of its namespace pass one that waits."""
+        """Keep later jobs of the namespace behind this waiting one."""
         self._closed.add(_namespace(job))
 
 
@@ -163,7 +160,7 @@ def _keyed_demand(job: JobFacts, role: WorkerRole) -> dict[_Key, int]:
 
 
 def demand_of(job: JobFacts) -> Counter[str]:
-    """Return what a worker of a job requests, its GPUs included."""
+    """Return the requests of a worker of a job, including GPUs."""
     demand = Counter(dict(job.terms.constraints.requests))
     demand[job.terms.gpu_resource] += job.terms.gpus_per_worker
     return demand

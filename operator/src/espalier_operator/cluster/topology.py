@@ -1,6 +1,6 @@
-"""Racks and zones: into which of them a gang goes, and which are close to workers that are there.
+"""Racks and zones: placement of gangs, and nodes close to existing workers.
 
-A rack is known by its zone and its own label. Nodes without a label share one zone and one rack.
+A rack is identified by its zone and its own label. Nodes without a label share one zone and one rack.
 """
 
 from __future__ import annotations
@@ -15,40 +15,39 @@ from espalier_operator.cluster.free_gpus import GroupFreeGpus, Key, Room, choose
 from espalier_operator.cluster.node_index import NodePool, Rack
 
 _MOST_VIEWS: Final = 32
-"""Of how many combinations of groups the free GPUs are kept by rack; those of others are counted when they are asked
-for."""
+"""Number of combinations of groups whose free GPUs are kept by rack; others are counted on demand."""
 
 
 _SMALL_RACK: Final = 64
-"""Nodes with free GPUs."""
+"""Maximum number of nodes with free GPUs in a rack that is searched completely."""
 
 
 class _RackRoom(NamedTuple):
     """Room for workers in a rack."""
 
     fitting: list[tuple[int, int]]
-    """For how many workers nodes have room, and how many nodes have; those with the most free GPUs first."""
+    """(Workers that fit on a node, number of such nodes), nodes with the most free GPUs first."""
     workers: int
-    """For how many there is room."""
+    """Number of workers that fit."""
 
 
 class Racks:
     """The nodes with free GPUs, by rack and group."""
 
     def __init__(self, racks: Mapping[str, Rack]) -> None:
-        """Take the rack of each node; no node is indexed yet."""
+        """Take the rack of each node; the index is empty."""
         self._rack = racks
         self._free_index: dict[Rack, dict[int, GroupFreeGpus]] = defaultdict(lambda: defaultdict(GroupFreeGpus))
         self._having: dict[str, dict[Key, list[tuple[Rack, int]]]] = defaultdict(lambda: defaultdict(list))
-        """By zone and key: the racks and groups that have nodes of the key, in order."""
+        """Sorted racks and groups with nodes of a key, by zone and key."""
         self._free: dict[int, Counter[Rack]] = defaultdict(Counter)
-        """By group: free GPUs of each rack that has any."""
+        """Free GPUs by group and rack, for racks that have any."""
         self._views: dict[tuple[int, ...], Counter[Rack]] = {}
-        """By several groups: the same for all of them."""
+        """Free GPUs by rack for combinations of groups."""
         self._views_of: dict[int, list[Counter[Rack]]] = defaultdict(list)
-        """By group: the views that count it."""
+        """The views that include each group."""
         self.headroom: dict[Rack, dict[tuple[NodePool, int], _RackRoom]] = defaultdict(dict)
-        """By rack, node pool and GPUs of a worker: for how many there is room, where that is known."""
+        """Known room for workers by rack, node pool and GPUs of a worker."""
 
     def put(self, node: str, group: int, key: Key) -> None:
         """Add a node."""
@@ -79,7 +78,7 @@ class Racks:
                 free[rack] -= key[0]
 
     def free(self, node_pool: NodePool) -> Mapping[Rack, int]:
-        """Return by rack how many GPUs of `node_pool` are free; a rack without any is left out."""
+        """Return the free GPUs of `node_pool` by rack; racks without any are left out."""
         if len(node_pool.groups) == 1:
             return self._free[node_pool.groups[0]]
         view = self._views.get(node_pool.groups)
@@ -102,9 +101,9 @@ class Racks:
         return [free_index[group] for free_index, group in found if group in free_index]
 
     def nearest(self, node_pool: NodePool, gpus: int, nodes: Collection[str], room: Room) -> str | None:
-        """Return the node with room for a worker of `gpus` (> 0) in the racks of `nodes`, else in their zones.
+        """Return the fullest node with room for a worker of `gpus` (> 0) in the racks of `nodes`, else in their zones.
 
-        Of several the fullest; None if there is none.
+        None if there is none.
         """
         near = {self._rack[node] for node in nodes if node in self._rack}
         chosen = choose(self.free_groups(node_pool, sorted(near)), gpus, node_pool.requests, room)
@@ -121,11 +120,11 @@ class Racks:
 
 
 class RackSplit:
-    """How a gang is split among racks, for one gang at one moment.
+    """Split of one gang among racks.
 
-    It goes into one rack if one has room for all: the one where it needs the fewest nodes, of these the fullest. Else
-    it goes into the racks of the zone where it needs the fewest, if one zone has room for all; else into few racks of
-    few zones.
+    It goes into one rack if one has room for all: the rack where it needs the fewest nodes, the fullest of several.
+    Otherwise it goes into the racks of the zone where it needs the fewest racks, if one zone has room for all;
+    otherwise into few racks of few zones.
     """
 
     def __init__(self, racks: Racks, node_pool: NodePool, gpus: int, room: Room, largest: int) -> None:
@@ -135,11 +134,11 @@ class RackSplit:
         self._key = node_pool, gpus
 
     def one_for_all(self, workers: int) -> Rack | None:
-        """Return the rack that has room for all `workers` on the fewest nodes, of these the fullest."""
+        """Return the rack with room for all `workers` on the fewest nodes, the fullest of several, if there is one."""
         return self._one_of(self._free, workers)
 
     def several(self, workers: int) -> list[tuple[Rack, int]]:
-        """Return the racks for `workers`, and how many go into each; none where `node_pool` has no room for all."""
+        """Return the racks with the number of `workers` for each; empty where `node_pool` has no room for all."""
         totals = {rack: self._room_of(rack).workers for rack, free in self._free.items() if free >= self._gpus}
         if sum(totals.values()) < workers:
             return []
@@ -166,7 +165,7 @@ class RackSplit:
         return best
 
     def _nodes(self, rack: Rack, workers: int) -> int:
-        """Return on how many nodes of `rack` `workers` fit, those with the most free GPUs first; 0 if not all do."""
+        """Return the number of nodes of `rack`, the freest first, that `workers` take; 0 if not all of them fit."""
         room = self._racks.headroom[rack].get(self._key)
         if room is None and self._is_small(rack):
             room = self._room_of(rack)
@@ -180,7 +179,7 @@ class RackSplit:
         return 0
 
     def _is_small(self, rack: Rack) -> bool:
-        """Return whether all its nodes are worth a look: zones may have thousands, of which the first few suffice."""
+        """Return whether `rack` has few enough nodes to visit all: of thousands in a zone, the first few suffice."""
         free_groups = self._racks.free_groups(self._node_pool, [rack])
         return sum(len(bucket) for group_gpus in free_groups for bucket in group_gpus.values()) <= _SMALL_RACK
 
@@ -198,7 +197,7 @@ class RackSplit:
         return room
 
     def _fitting(self, rack: Rack) -> Iterator[tuple[int, int]]:
-        """Yield for how many workers nodes of `rack` have room, and how many nodes have; by free GPUs, most first."""
+        """Yield (workers that fit on a node, number of such nodes) of `rack`, nodes with the most free GPUs first."""
         requests = self._node_pool.requests
         free_groups = self._racks.free_groups(self._node_pool, [rack])
         buckets = [(key[0] // self._gpus, bucket) for group_gpus in free_groups for key, bucket in group_gpus.items()]
@@ -212,8 +211,8 @@ class RackSplit:
 
 
 def _zone_for_all(totals: Mapping[Rack, int], free: Mapping[Rack, int], workers: int) -> dict[Rack, int]:
-    """Return those of `totals` (by rack, for how many workers there is room) of the zone that has room for all
-    `workers` in the fewest racks, of these the fullest; nothing if no zone has.
+    """Return the part of `totals` (workers that fit, by rack) in the zone with room for all `workers` in the fewest
+    racks, the fullest of several; empty if no zone has room.
     """
     zones: dict[str, list[Rack]] = defaultdict(list)
     for rack in totals:
@@ -227,12 +226,12 @@ def _zone_for_all(totals: Mapping[Rack, int], free: Mapping[Rack, int], workers:
 
 
 def _sums(totals: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield how many racks are used, and for how many workers these have room; those with the most room first."""
+    """Yield (number of racks, workers that fit in these), racks with the most room first."""
     return enumerate(accumulate(sorted(totals, reverse=True)), 1)
 
 
 def _largest_of(totals: Mapping[Rack, int], used: Collection[str]) -> Rack:
-    """Return the rack with room for the most workers: in a zone that is used already, else in the largest."""
+    """Return the rack with room for the most workers in a zone already used, else in the zone with the most room."""
     zones: dict[str, int] = defaultdict(int)
     for (zone, _), total in totals.items():
         zones[zone] += total

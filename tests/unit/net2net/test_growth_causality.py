@@ -237,7 +237,7 @@ def test_the_gradient_from_the_future_of_a_causal_net_stays_0() -> None:
 
 def test_a_masked_mixer_is_refused_with_the_reason() -> None:
     with pytest.raises(
-        GrowthError, match=r"'0.mix' cannot be deepened: a new layer there would look at what the model"
+        GrowthError, match=r"'0.mix' cannot be deepened: a new layer there would read values that the model"
     ):
         deepen(nn.Sequential(MaskedMixer()), "0.mix", _SIGNAL)
 

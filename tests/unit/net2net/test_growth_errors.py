@@ -131,14 +131,14 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "called twice": (
         Twice,
         "layer",
-        "'layer' cannot be deepened: 'layer' is called 2 times, on what comes of its own result, and growth would "
+        "'layer' cannot be deepened: 'layer' is called 2 times, on its own result, and growth would "
         "change each call; grow another layer, or give each call a separate module, with weights of its own",
     ),
     "shared by two branches": (
         Branches,
         "layer",
-        "'layer' cannot be deepened: 'layer' is called 2 times and growth would change each call; concatenate what the "
-        "calls are given and call it once (`torch.cat`, then `chunk`), or give each call a separate module",
+        "'layer' cannot be deepened: 'layer' is called 2 times and growth would change each call; concatenate the "
+        "inputs of the calls and call it once (`torch.cat`, then `chunk`), or give each call a separate module",
     ),
     "parametrized": (
         lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.ReLU()),
@@ -177,7 +177,7 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "decides by values": (
         lambda: ByValue(nn.Sequential(nn.Linear(4, 4), nn.ReLU())),
         "block.0",
-        "ByValue decides by the values of a tensor what it executes (__bool__ at "
+        "ByValue branches on a tensor's values (__bool__ at "
         f"{__file__}:{inspect.getsourcelines(ByValue.forward)[1] + 2}), so its layers cannot be followed; mark the "
         "places that may grow with DeepenBlock, or compute both branches and choose with torch.where",
     ),
@@ -303,7 +303,7 @@ def test_a_model_that_cannot_be_copied_offers_nothing() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     model.lock = Lock()  # type: ignore[assignment]
     assert growth_points(model, torch.randn(3, 4)) == []
-    with pytest.raises(GrowthError, match=r"Sequential cannot be copied \(TypeError: .*lock.*keep out of its modules"):
+    with pytest.raises(GrowthError, match=r"Sequential cannot be copied \(TypeError: .*lock.*keep objects that"):
         deepen(model, "0", torch.randn(3, 4))
 
 

@@ -287,9 +287,9 @@ class Stacked(Unit):
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (None, "is not a sum of what it was given"),
+        (None, "is not a sum of its input"),
         (("down.weight", "down.bias"), ""),
-        (("up.weight",), "it still changes what it is given"),
+        (("up.weight",), "it still changes its input"),
         (("out.weight",), "'out.weight', which is not one of its parameters"),
     ],
 )

@@ -189,7 +189,7 @@ def test_what_would_get_no_gradient_is_refused(name: str) -> None:
         assert all(one.grad is not None for name, one in grown.named_parameters() if ".grown." in name)
     if not learns:
         refusal = refused_deepenings(model, ROWS)["trunk.blocks.0.up"]
-        assert refusal.reason.startswith("no gradient comes back to the output of 'trunk.blocks.0.act'")
+        assert refusal.reason.startswith("no gradient reaches the output of 'trunk.blocks.0.act'")
         if line:
             assert (refusal.file, refusal.line) == (__file__, inspect.getsourcelines(way)[1] + line)
         assert "would never learn" in refused_blocks(model, ROWS)[0].reason

@@ -2,9 +2,9 @@
 
     points = growth_points(model, example_input)
     grown = deepen(model, points[0].id, example_input)      # same outputs, in eval and in train mode
-    optimizer = grow_optimizer(optimizer, model, grown)     # moments of what was kept are kept
+    optimizer = grow_optimizer(optimizer, model, grown)     # existing parameters keep their moments
 
-Both run the model once to see what it executes (`trace`); points are found and grown in `deepening`.
+Both run the model once to record its operations (`trace`); points are found and grown in `deepening`.
 
     groups = widening_groups(model, example_input)
     widening = plan_widening(model, groups[0], 2 * groups[0].width, example_input, seed=7)
@@ -14,7 +14,7 @@ Both run the model once to see what it executes (`trace`); points are found and 
 Groups of channels are found and widened in `widening`.
 
     runs = block_points(model, example_input)
-    longer = add_block(model, runs[0].id, example_input)    # a whole residual block more, same outputs
+    longer = add_block(model, runs[0].id, example_input)    # one more whole residual block, same outputs
     optimizer = grow_optimizer(optimizer, model, longer)
 
 Runs of equal residual blocks are found and continued in `block`.

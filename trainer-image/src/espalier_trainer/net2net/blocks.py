@@ -1,9 +1,9 @@
-"""The modules of growth: the marked block of the user's model, and the modules that an insertion adds to it.
+"""Modules of growth: the block that marks a place in the user's model, and the modules that an insertion adds.
 
-A place grows by giving its *host* module one more child, `grown`, which reads the host's output. The host keeps
-its path, its parameters' names and its own Python `forward`; only its class becomes a subclass of what it was
-(`torch.nn.utils.parametrize` works the same way). So a grown model is an ordinary `nn.Module`: it copies, moves,
-saves its state dict and compiles as before, and its new layers read `features.3.grown.0.conv`.
+A place grows by giving its *host* module one more child, `grown`, which reads the host's output. The host keeps its
+path, its parameters' names and its own Python `forward`; only its class becomes a subclass of its old class
+(`torch.nn.utils.parametrize` works the same way). So a grown model is an ordinary `nn.Module`: it copies, moves, saves
+its state dict and compiles as before, and its new layers are named `features.3.grown.0.conv`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Within the context, a growth that comes gradually computes as if it were over."""
+    """Let gradual growth compute as if it were complete, within the context."""
     token = _PLAIN.set(True)
     try:
         yield
@@ -72,7 +72,7 @@ class InsertedResidual(nn.Sequential):
 
 
 def attach(host: nn.Module, block: nn.Module, origin: tuple[str, str] | None = None) -> None:
-    """Append `block` to the layers after the host's output, in place; `origin` is the new stack's."""
+    """Append `block` to the layers after the host's output, in place; a new stack gets `origin`."""
     stack = host._modules.get(STACK)
     if not isinstance(stack, GrownStack):
         stack = GrownStack()
@@ -86,15 +86,15 @@ def attach(host: nn.Module, block: nn.Module, origin: tuple[str, str] | None = N
 
 
 def mark_added(block: nn.Module, reads: int) -> None:
-    """Note that `block` is not of the starting model: growth has put it into one of the model's lists of blocks.
+    """Mark `block` as added by growth to one of the model's lists of blocks.
 
-    `reads` says which of the tensors among its arguments it returns unchanged while it is new.
+    `reads` is the index of the tensor among its arguments that it returns unchanged while it is new.
     """
     setattr(block, _ADDED, reads)
 
 
 def added(module: nn.Module) -> int | None:
-    """Return which tensor among its arguments a block that growth has added passes on; None for any other module."""
+    """Return the index of the argument tensor that a block added by growth passes on; None for any other module."""
     return getattr(module, _ADDED, None)
 
 
@@ -111,7 +111,7 @@ def _grown_class(base: Any) -> type[nn.Module]:
         return self.grown(base.forward(self, *args, **kwargs))
 
     def reduce(self: Any, _protocol: object) -> tuple[Callable[..., object], tuple[object, ...], object]:
-        # The class is made here and so found under no name: say how to make it again.
+        # The class is created here and has no importable name: tell pickle how to create it again.
         return _empty, (base,), self.__getstate__()
 
     body = {

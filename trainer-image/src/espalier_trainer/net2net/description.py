@@ -1,6 +1,6 @@
-"""A model and its description, in the words that all parts of Espalier share; and a grown model from its state dict.
+"""Description of a model in the types shared by all parts of Espalier, and loading of a grown state dict.
 
-What has grown is read from the names and shapes of a state dict.
+The growth is read from the names and shapes of a state dict.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ def describe(
     *,
     before: Architecture | None = None,
 ) -> Architecture:
-    """Return the layers of `model` in execution order, its edges and what can be grown; the model is not changed.
+    """Return the layers of `model` in execution order, its edges and its growth targets; the model is not changed.
 
-    Growth points are always included; `operations` names other growth operations whose targets are, too (`Widen`:
-    groups of channels). With `before`, the description from before the model grew, targets are those of the same
-    operations, and are not tried again.
+    Growth points are always included; `operations` names other growth operations whose targets are included, too
+    (`Widen`: groups of channels). With `before`, the description from before the model grew, the targets are those of
+    the same operations, and are not tried again.
 
-    Growing for real and on the description commute:
+    Growing the model and growing its description commute:
     `describe(deepen(model, p, x, i), x, i) == deepened(describe(model, x, i), p)`, and likewise for every operation.
-    After blocks were added, this needs `before`: without it, it is measured again how far a growth point may look.
+    After blocks were added, this needs `before`: without it, the reach of a growth point is measured again.
     `insertion` determines what the next growth would add. The layers are those of the model now, grown or not.
 
-    A model whose execution depends on tensor values is described as it ran on the example, in call order, and has
-    growth points only where it marks them, and nothing to widen. Raises `GrowthError` where the model cannot be run on
-    the example, or returns no tensor that is found, or targets cannot be tried.
+    A model whose execution depends on tensor values is described as it ran on the example, in call order. It has growth
+    points only at its marks, and nothing to widen. Raises `GrowthError` where the model cannot be run on the example,
+    where no tensor is found in its result, or where targets cannot be tried.
     """
     graph = trace(model, example_input)
     if not graph.outputs:
         raise GrowthError(
-            f"none of what {type(model).__name__} returns is a tensor that it has computed; return a tensor, or a "
+            f"{type(model).__name__} returns no tensor that it has computed; return a tensor, or a "
             "tuple, list, dictionary or dataclass of tensors"
         )
     traced = Traced(model, graph, example_input, insertion)
@@ -66,13 +66,13 @@ _Way = Callable[[nn.Module, State, ExampleInput], nn.Module]
 
 @torch.inference_mode(False)
 def load_grown(model: nn.Module, state_dict: State, example_input: ExampleInput) -> nn.Module:
-    """Return a copy of `model`, grown as the model was whose `state_dict()` this is, with that state.
+    """Return a copy of `model` with the state `state_dict`, grown like the model that the state was taken from.
 
-    `model` is what its constructor returns, and is not changed; `example_input` is one batch as its forward takes it.
+    `model` is the constructor's result, and is not changed; `example_input` is one batch as its forward takes it.
     Layers, blocks and widths are read from the names and shapes of the tensors, and all tensors are loaded (strictly).
-    A state of a model that has not grown is loaded, too.
+    The state of a model that has not grown can be loaded, too.
 
-    Raises `GrowthError` where the state is none of this model, grown by `deepen`, `add_block` and `widen`.
+    Raises `GrowthError` where the state is not that of this model, grown by `deepen`, `add_block` and `widen`.
     """
     failure: Exception | None = None
     for ways in ((), (_deepened, _lengthened, _widened), (_lengthened, _deepened, _widened)):

@@ -1,9 +1,9 @@
-"""To the output of which modules a gradient comes back in training: what is added after another would never learn.
+"""Modules that no gradient reaches in training: layers added after them would never learn.
 
 A forward may keep gradients out of a part of the model (`torch.no_grad()` around a backbone, `detach` after it). One
-run with gradients, on meta tensors, adds a zero to the output of each module, and looks to which of these a gradient
-comes. So layers that are frozen, by `requires_grad`, within a part that passes gradients on are no reason: a new one
-after them learns.
+run with gradients, on meta tensors, adds a zero to the output of each module and checks which zeros get a gradient.
+Layers that are frozen by `requires_grad`, within a part that passes gradients on, are no obstacle: a new layer after
+them learns.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ logger = logging.getLogger(__name__)
 
 
 def severed(model: nn.Module, graph: Graph, example_input: ExampleInput) -> frozenset[str]:
-    """Return the modules to whose output no gradient comes back; none where nothing in the trace hints at that."""
+    """Return the modules whose output no gradient reaches; none where nothing in the trace hints at that."""
     if not (graph.real or graph.severed or graph.unread()):
         return frozenset()
     return once(model, example_input, "severed", lambda: _measured(model, example_input, real=graph.real))
 
 
 def why_severed(graph: Graph, path: str) -> RefusalReason:
-    """Return why what is added after a module of `severed` would never learn."""
+    """Return the reason why a layer added after a module of `severed` would never learn."""
     around = [scope for scope in graph.severed if not scope or path == scope or path.startswith(f"{scope}.")]
     calls = graph.severed[max(around, key=len)] if around else ()
     return RefusalReason(
-        f"no gradient comes back to the output of {path!r} (torch.no_grad(), detach, or a result that is not used), so "
-        "what is added there would never learn",
+        f"no gradient reaches the output of {path!r} (torch.no_grad(), detach, or a result that is not used), so a "
+        "layer added there would never learn",
         "grow at another place, or compute it with gradients",
         calls[0] if len(calls) == 1 else "",
     )
@@ -60,7 +60,7 @@ def _measured(model: nn.Module, example_input: ExampleInput, *, real: bool) -> f
     for training, device in ((True, "meta"), (False, "meta"), (False, None)):
         if device is None and not real:
             break
-        # Whatever the user's forward, or torch's backward pass, raises on tensors without data.
+        # The user's forward, or torch's backward pass, may raise anything on tensors without data.
         try:
             return _without_gradient(model, example_input, training=training, device=device)
         except Exception:
@@ -92,10 +92,10 @@ def _without_gradient(
 
 
 def both_passes(model: nn.Module, example_input: ExampleInput, *, training: bool, device: str | None) -> None:
-    """Run `model` forward and backward on an example, with gradients for everything that takes part in an output.
+    """Run `model` forward and backward on an example, with gradients for all tensors that contribute to an output.
 
-    On meta tensors (device "meta") the model is not changed, on its own device (None) it gets gradients and its buffers
-    move. Raises whatever its forward raises, and torch's backward pass.
+    On meta tensors (device "meta") the model is not changed; on its own device (None) it gets gradients and its buffers
+    move. Raises whatever its forward or torch's backward pass raises.
     """
     args, kwargs = as_arguments(example_input)
     if device is not None:
@@ -104,7 +104,7 @@ def both_passes(model: nn.Module, example_input: ExampleInput, *, training: bool
     with ExitStack() as within:
         within.enter_context(undisturbed(model))
         within.enter_context(mode(model, training=training))
-        within.enter_context(warnings.catch_warnings(action="ignore"))  # of a forward that warns of missing gradients
+        within.enter_context(warnings.catch_warnings(action="ignore"))  # a forward may warn of missing gradients
         within.enter_context(torch.enable_grad())
         functional_call(_Both(model), tensors, (args, kwargs), tie_weights=False)
 
@@ -117,10 +117,10 @@ class _Both(nn.Module):
         self.model = model
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Give everything that takes part in an output its gradient."""
+        """Compute the gradients of all tensors that contribute to an output."""
         returned = tensors_in(self.model(*args, **kwargs))
         if not returned:
-            raise TypeError("no tensor is found in what the model returns")
+            raise TypeError("the model's result contains no tensor")
         results = [one for one in returned if one.requires_grad]
         if results:
             torch.autograd.backward(results, [torch.ones_like(one) for one in results])

@@ -3,8 +3,8 @@
     history = (Deepened(point="0"), Widened(group="0", width=32, seed=7))
     grown = replay(model, history, example_input)
 
-Order matters: a block repeats the width that its layer has at that step. The same history gives the same model with
-equal weights everywhere. Each growth operation is a package with one kind of `GrowthStep`, listed in `STEPS`.
+Order matters: a block repeats the width that its layer has at that step. The same history gives the same model, with
+equal weights, in every process. Each growth operation is a package with one kind of `GrowthStep`, listed in `STEPS`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from espalier_trainer.net2net.trace.tracing import trace
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A model, its trace on an example, and how layers are inserted into it."""
+    """A model, its trace on an example, and the kind of insertion."""
 
     model: nn.Module
     graph: Graph
@@ -76,19 +76,19 @@ class GrowthStep(Record, ABC):
 
     @property
     def gradual(self) -> str:
-        """What of a model this step moves gradually, '' for nothing; one step does it for all with the same answer."""
+        """Key of the values that this step moves gradually, '' for none; one step moves them for all with this key."""
         return "" if type(self).advance is GrowthStep.advance else self.model_dump_json()
 
     def unfolds(self, model: nn.Module) -> bool:
-        """Return whether training still moves `model`, which this step has grown, to what it will be."""
+        """Return whether training is still moving `model`, grown by this step, to its final form."""
         return False
 
     def holds_up(self, model: nn.Module, action: Action) -> bool:
-        """Return whether an action has to wait until training has moved `model` to what it will be; by default, all."""
+        """Return whether an action has to wait until `model` has its final form; by default, every action."""
         return self.unfolds(model)
 
     def advance(self, model: nn.Module, used: float) -> None:
-        """Move a growth that comes gradually to where it is when the share `used` of the budget is, in place."""
+        """Move gradual growth, in place, to its position at the used share `used` of the budget."""
 
     @abstractmethod
     def grown(self, model: nn.Module, optimizer: Optimizer, example_input: ExampleInput) -> tuple[nn.Module, Optimizer]:
@@ -96,7 +96,7 @@ class GrowthStep(Record, ABC):
 
 
 def gradual(history: Iterable[GrowthStep]) -> tuple[GrowthStep, ...]:
-    """Return the steps that `advance` and `unfolds` have to be called of: each walks through all modules of a model."""
+    """Return the steps whose `advance` and `unfolds` must be called, one per key: each call walks all modules."""
     return tuple({step.gradual: step for step in history if step.gradual}.values())
 
 
@@ -127,15 +127,15 @@ def package_of(operation: str) -> str:
 
 
 UNREADABLE: Final = "growth_unreadable"
-"""Type of pydantic's error for a step of a kind that no package here knows, or that another version of it wrote."""
+"""Type of pydantic's error for a step of an unknown kind, or written by another version of its kind."""
 
 
 def _of_kind(value: object) -> object:
-    """Read a step as JSON has it, by its `kind`."""
+    """Parse a step from its JSON object, by its `kind`."""
     if not isinstance(value, dict):
         return value
     known, broken = [], []
-    for name in operation_names():  # the built-in ones first: of what is not needed nothing has to be importable
+    for name in operation_names():  # the built-in ones first: others need not be importable
         try:
             step = step_of(name)
         except GrowthError as error:
@@ -157,12 +157,12 @@ Growth = Annotated[SerializeAsAny[GrowthStep], BeforeValidator(_of_kind)]
 """One growth of any kind; in JSON, `kind` distinguishes them."""
 
 
-@torch.inference_mode(False)  # what is made in that mode could never be trained
+@torch.inference_mode(False)  # tensors made in that mode could never be trained
 def replay(model: nn.Module, history: Iterable[GrowthStep], example_input: ExampleInput) -> nn.Module:
     """Return a copy of `model` grown by the steps of the history; it computes the same. `model` is not changed.
 
-    The state dict of the model that has this history loads into the copy strictly. Raises `GrowthError` with the layer
-    and the reason where a step is impossible: then `model` is not the model that the history began with.
+    The state dict of the model with this history loads into the copy strictly. Raises `GrowthError` with the layer and
+    the reason where a step is impossible: then `model` is not the model that the history began with.
     """
     grown = copied(model)
     for growth in history:

@@ -1,8 +1,8 @@
-"""Growth in place: a model becomes its grown copy, and what a script holds of it stays the model's.
+"""Growth in place: a model becomes its grown copy, and references that a script holds to its parts stay valid.
 
-Growth is tried on a copy, so that a model that cannot grow stays as it was. Then the model takes over what growth has
-changed in the copy. Its modules, parameters and buffers stay the same objects, and so do the lists, dictionaries and
-other objects in its attributes: only what growth has added is new.
+Growth is tried on a copy, so that a model that cannot grow stays unchanged. Then the model takes over the changes that
+growth made to the copy. Its modules, parameters and buffers stay the same objects, and so do the lists, dictionaries
+and other objects in its attributes: only objects that growth has added are new.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from espalier_trainer.net2net.optimizer import grow_optimizer, members_of, neigh
 from espalier_trainer.net2net.widening.widen import Widening, widen_optimizer
 
 _PATIENCE: Final = 100
-"""Gradients of a layer without one of the new layer after it, which may be left out at random."""
+"""Number of gradients of a layer to wait for one of the new layer after it, which may be left out at random."""
 
 _CONTAINERS: Final = (dict, OrderedDict, defaultdict, list, set)
 _VALUES: Final = (
     *(int, float, complex, str, bytes, tuple, frozenset, type(None), Enum, range, slice),
     *(torch.dtype, torch.device, torch.memory_format, type, FunctionType, BuiltinFunctionType, ModuleType),
 )
-"""Types whose objects do not change: an attribute gets another one instead."""
+"""Types of immutable objects: an attribute gets another object instead."""
 
 Successor = Callable[[Tensor], Tensor]
-"""Returns, for a tensor of the grown copy, the model's own that has taken its place."""
+"""Function from a tensor of the grown copy to the model's own tensor that has taken its place."""
 
 
-@torch.inference_mode(False)  # what is made in that mode could never be trained
+@torch.inference_mode(False)  # tensors made in that mode could never be trained
 def grow_in_place(
     model: nn.Module,
     grown: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer] = (),
     widening: Widening | None = None,
 ) -> None:
-    """Let `model` and its optimizers become what `grown` is, a grown copy of it, which must not be used afterwards.
+    """Turn `model` and its optimizers into `grown`, a grown copy of it, which must not be used afterwards.
 
     Modules, parameters, optimizers and their groups stay the same objects, so that schedulers, hooks, averages and
-    lists that a script holds go on with them. Where `grown` is `widened(model, widening)`, pass the widening: a
-    parameter that became larger stays the same object with other data, and its gradient is removed. What growth has
-    removed from the model raises `GrowthError` where it is used again, and so does a script that goes on to call the
-    old modules of a list without the new ones after them.
+    lists that a script holds keep working. Where `grown` is `widened(model, widening)`, pass the widening: a parameter
+    that became larger stays the same object with other data, and its gradient is removed. Using a part that growth
+    removed from the model raises `GrowthError`, and so does calling the old modules of a list without new ones.
+
 
     Raises `GrowthError` as `grow_optimizer` and `widen_optimizer` do, with nothing changed.
     """
@@ -63,7 +63,7 @@ def grow_in_place(
 
 
 def grow_into(model: nn.Module, grown: nn.Module, optimizers: Sequence[tuple[Optimizer, Optimizer]] = ()) -> None:
-    """Do what `grow_in_place` does; `optimizers` are pairs of one of `model` and its successor for `grown`."""
+    """Grow in place as `grow_in_place` does; `optimizers` pairs those of `model` with successors for `grown`."""
     added, paths = neighbours(model, grown), {path for path, _ in model.named_modules()}
     successor = become(model, grown)
     for own, new in optimizers:
@@ -79,7 +79,7 @@ def grow_into(model: nn.Module, grown: nn.Module, optimizers: Sequence[tuple[Opt
 
 
 def become(model: nn.Module, grown: nn.Module) -> Successor:
-    """Let `model` be what `grown` is, a copy of it that may have grown, as `grow_in_place` says."""
+    """Turn `model` into `grown`, a copy of it that may have grown, as described at `grow_in_place`."""
     if model is grown:
         return lambda tensor: tensor
     before = [*model.named_modules(), *model.named_parameters()]
@@ -100,7 +100,7 @@ def become(model: nn.Module, grown: nn.Module) -> Successor:
 
 
 def _pairs(model: nn.Module, grown: nn.Module) -> list[tuple[Any, Any]]:
-    """Return the objects of `model` with those of its copy that have their places: modules by path, then the rest."""
+    """Return pairs of an object of `model` and its counterpart in the copy: modules by path, then the rest."""
     found: list[tuple[Any, Any]] = []
     taken: set[int] = set()
     modules: list[tuple[Any, Any]] = [(model, grown)]
@@ -148,7 +148,7 @@ def _shared(old: dict[Any, Any], new: dict[Any, Any]) -> Iterator[tuple[Any, Any
 
 
 def _take(old: Any, new: Any, memo: dict[int, Any]) -> None:
-    """Give `old` the contents of `new`, in which objects that have a pair are those of the model."""
+    """Give `old` the contents of `new`, with paired objects replaced by those of the model."""
     if isinstance(new, Tensor):
         _take_values(old, new)
     elif isinstance(new, dict) and type(new) in _CONTAINERS:
@@ -182,7 +182,7 @@ def _same(old: Sequence[tuple[Any, ...]], new: Sequence[tuple[Any, ...]]) -> boo
 def _take_values(old: Tensor, new: Tensor) -> None:
     if old.shape != new.shape:
         old.grad = None
-        # Whoever holds the node that adds up its gradients holds its old shape; another type makes another node.
+        # An accumulation node held elsewhere keeps the old shape; a change of type makes another node.
         old.data = new.to(torch.float32 if old.dtype != torch.float32 else torch.float64)
         old.data = new.data
     elif not torch.equal(old, new):
@@ -192,14 +192,14 @@ def _take_values(old: Tensor, new: Tensor) -> None:
 
 
 def _take_over(optimizer: Optimizer, grown: Optimizer, successor: Successor) -> None:
-    """Let `optimizer` be what `grown` is, which `grow_optimizer` made of it."""
+    """Give `optimizer` the contents of `grown`, which `grow_optimizer` made from it."""
     for group, new in zip(optimizer.param_groups, grown.param_groups, strict=True):
         group["params"][:] = [successor(parameter) for parameter in new["params"]]
         if "param_names" in new:
             group["param_names"] = new["param_names"]
     for parameter, state in grown.state.items():
         if not isinstance(parameter, Tensor):
-            continue  # of the optimizer as a whole
+            continue  # state of the optimizer as a whole
         kept = optimizer.state.get(successor(parameter), {})
         if kept.keys() != state.keys() or any(_shape(kept[key]) != _shape(value) for key, value in state.items()):
             optimizer.state[successor(parameter)] = state
@@ -233,7 +233,7 @@ def _forbid(name: str, part: nn.Module | Tensor) -> None:
 
 
 class _Bypassed:
-    """Waits for the first gradient of a new part of a model; if the layer before it alone gets some, raises."""
+    """Watch for the first gradient of a new part of a model; raise if the layer before it alone keeps getting some."""
 
     def __init__(self, path: str, layer: str, parameters: Sequence[Tensor], before: Tensor) -> None:
         self._path, self._layer, self._parameters, self._left = path, layer, parameters, _PATIENCE

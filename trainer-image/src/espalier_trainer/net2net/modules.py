@@ -1,6 +1,6 @@
-"""A model's tensors, and how to run it without side effects and copy it.
+"""Access to a model's tensors, and running and copying a model without side effects.
 
-While `remembering` a model, answers about it that several questions share, such as its trace, are found once.
+Within `remembering`, results about a model that several searches share, such as its trace, are computed once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ExampleInput = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 def as_arguments(example_input: ExampleInput) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments that an example input stands for."""
+    """Return the positional and keyword arguments of an example input."""
     if isinstance(example_input, Mapping):
         return (), dict(example_input)
     if isinstance(example_input, tuple):
@@ -43,7 +43,7 @@ def tensors_in(values: Any) -> list[Tensor]:
     for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor):
             found.append(leaf)
-        elif is_dataclass(leaf) and not isinstance(leaf, type):  # torch takes it for a value of its own
+        elif is_dataclass(leaf) and not isinstance(leaf, type):  # a leaf for torch
             found += tensors_in([getattr(leaf, field.name, None) for field in fields(leaf)])
     return found
 
@@ -51,8 +51,8 @@ def tensors_in(values: Any) -> list[Tensor]:
 def held(model: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
     """Yield path and tensor of each of the model's `_parameters` or `_buffers`, once for each module that holds it.
 
-    So a tied tensor comes several times, but a module with several names only by its first: `functional_call` does
-    not restore an attribute that it replaces twice.
+    So a tied tensor is yielded several times. A module with several names is visited under the first only:
+    `functional_call` does not restore an attribute that it replaces twice.
     """
     for path, module in model.named_modules():
         for name, tensor in getattr(module, kind).items():
@@ -61,9 +61,9 @@ def held(model: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def lent(model: nn.Module, device: str | None) -> dict[str, Tensor]:
-    """Return tensors of this device to run the model with, by the paths of its own, tied where these are.
+    """Return tensors on this device to run the model with, by path, tied where the model's own are.
 
-    On its own device (None), the model's parameters and copies of its buffers.
+    On the model's own device (None) these are its parameters and copies of its buffers.
     """
     twins: dict[int, Tensor] = {}
     found: dict[str, Tensor] = {}
@@ -82,7 +82,7 @@ def _stand_in(tensor: Tensor, device: str | None) -> Tensor:
 
 
 def unwatched(model: nn.Module) -> nn.Module:
-    """Take the backward hooks off a copy that only measures: they are of the user's training. Returns the model."""
+    """Remove the backward hooks, which belong to the user's training, from a copy for measuring; return the copy."""
     for module in model.modules():
         module._backward_hooks.clear()
         module._backward_pre_hooks.clear()
@@ -90,7 +90,7 @@ def unwatched(model: nn.Module) -> nn.Module:
 
 
 def in_type(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Give a model this type of real numbers, in place; complex ones get that of their parts. Returns the model."""
+    """Convert a model's real numbers to this type, in place, and complex ones to its complex type; return the model."""
 
     def converted(tensor: Tensor) -> Tensor:
         if tensor.is_complex():
@@ -102,7 +102,7 @@ def in_type(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def failing(places: Sequence[T], problem: Callable[[Sequence[T]], W | None]) -> list[tuple[T, W]]:
-    """Return those that fail a trial, with the reasons: all are tried together first, and if that fails, halves."""
+    """Return the places that fail a trial, with the reasons: all are tried together first; if that fails, halves."""
     found = problem(places) if places else None
     if found is None:
         return []
@@ -114,7 +114,7 @@ def failing(places: Sequence[T], problem: Callable[[Sequence[T]], W | None]) -> 
 
 @contextmanager
 def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put every module in one mode within the context; afterwards each has its previous mode again."""
+    """Put every module in one mode within the context; afterwards restore each module's previous mode."""
     before = [(module, module.training) for module in model.modules()]
     try:
         for module, _ in before:
@@ -126,13 +126,13 @@ def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of the first parameter, the CPU where there is none."""
+    """Return the device of the first parameter; the CPU where the model has none."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Compute without gradients, and restore all random generators, also of the model's devices, afterwards."""
+    """Compute without gradients; afterwards restore all random generators, including those of the model's devices."""
     devices = {tensor.device for tensor in model.parameters() if tensor.device.type == "cuda"}
     with (
         torch.no_grad(),
@@ -143,11 +143,10 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 def copied(model: nn.Module, *, share: bool = False, parameters: bool = False) -> nn.Module:
-    """Return a copy of `model`; with `share`, one that has the same parameters and buffers, or only `parameters`.
+    """Return a copy of `model` that has its own tensors, or with `share` the same ones, or the same `parameters` only.
 
-    Tensors that a module computed and kept (the weight of `torch.nn.utils.weight_norm`) cannot be copied by
-    `copy.deepcopy`; the copy has their values until it computes its own. Raises `GrowthError` where a module
-    cannot be copied.
+    `copy.deepcopy` cannot copy tensors that a module computed and kept (the weight of `torch.nn.utils.weight_norm`);
+    the copy has their values until it computes its own. Raises `GrowthError` where a module cannot be copied.
     """
     memo: dict[int, object] = {}
     for module in model.modules():
@@ -158,20 +157,20 @@ def copied(model: nn.Module, *, share: bool = False, parameters: bool = False) -
     memo |= {id(tensor): tensor for kind in kinds for _, tensor in held(model, kind)}
     try:
         twin = copy.deepcopy(model, memo)
-    # Whatever a module of the user raises that holds what cannot be copied: a lock, a file, a generator.
+    # A module of the user may raise anything if it holds an object that cannot be copied: a lock, a file, a generator.
     except Exception as error:
         raise GrowthError(
             f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); growth returns a copy, so "
-            "keep out of its modules what copy.deepcopy does not take"
+            "keep objects that copy.deepcopy does not accept out of its modules"
         ) from error
     for name, value in vars(model).items():
         if vars(twin).get(name) is None:
-            vars(twin)[name] = value  # what its class leaves out of copies: a LightningModule's trainer
+            vars(twin)[name] = value  # attributes that its class omits from copies: a LightningModule's trainer
     return twin
 
 
 class _Memory:
-    """What is known of a model on an example."""
+    """Answers about a model on an example."""
 
     def __init__(self, model: nn.Module, example_input: ExampleInput) -> None:
         self.model, self.example_input = model, example_input
@@ -183,7 +182,7 @@ _MEMORY: ContextVar[_Memory | None] = ContextVar("espalier_remembered", default=
 
 @contextmanager
 def remembering(model: nn.Module, example_input: ExampleInput) -> Iterator[None]:
-    """Answer each question about `model` on this example once within the block, which must not change them."""
+    """Compute each answer about `model` on this example once within the context, which must not change them."""
     before = _MEMORY.get()
     if before is not None and before.model is model and before.example_input is example_input:
         yield
@@ -196,7 +195,7 @@ def remembering(model: nn.Module, example_input: ExampleInput) -> Iterator[None]
 
 
 def once(model: nn.Module, example_input: ExampleInput, question: Hashable, answer: Callable[[], T]) -> T:
-    """Return what `answer` returns, or has returned to the same `question` about a model that is remembered."""
+    """Return the result of `answer`, or an earlier result for the same `question` about a remembered model."""
     memory = _MEMORY.get()
     if memory is None or memory.model is not model or memory.example_input is not example_input:
         return answer()

@@ -1,8 +1,8 @@
-"""An optimizer for the grown model that keeps the state of the old one, with its attributes, hooks and schedulers.
+"""Optimizers for grown models: the state of the old optimizer is kept, with its attributes, hooks and schedulers.
 
 A parameter that growth added is trained by the optimizer, and in the group, of a neighbour in the old model. The choice
 depends on the two models only. So of several optimizers over one model (generator and discriminator, or one for
-matrices and one for the rest), exactly one takes each new parameter, and none needs to know of the others. `Several`
+matrices and one for the rest), exactly one takes each new parameter, and none needs to know the others. `Several`
 treats them as one.
 """
 
@@ -26,10 +26,10 @@ from espalier_trainer.optimizers.building import lay_moments
 
 
 class Several(Optimizer):
-    """Shows the groups and the state of its members. They keep both: a user goes on to step each member."""
+    """View of several optimizers as one. The members keep groups and state: a user goes on to step each member."""
 
     def __init__(self, members: Sequence[Optimizer]) -> None:
-        # Without that of the class, which would make groups and a state of its own.
+        # The base class's constructor is skipped: it would create groups and a state of its own.
         self.members = tuple(members)
         self.defaults: dict[str, Any] = {}
 
@@ -54,7 +54,7 @@ class Several(Optimizer):
             member.step()
 
     def each(self, function: Callable[[Optimizer], Optimizer]) -> Several:
-        """Return the results of `function` for the members, as one."""
+        """Return `Several` with the results of `function` for the members."""
         return Several([function(member) for member in self.members])
 
 
@@ -64,10 +64,10 @@ def members_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
 
 
 Carry = Callable[[str, Tensor], Tensor]
-"""Returns the new value of one of a parameter's states (`exp_avg`, ...), given its name and its old value."""
+"""Function from the name and the old value of one of a parameter's states (`exp_avg`, ...) to its new value."""
 
 
-@torch.inference_mode(False)  # what is made in that mode could never be trained
+@torch.inference_mode(False)  # tensors made in that mode could never be trained
 def grow_optimizer(
     optimizer: Optimizer,
     old_model: nn.Module,
@@ -86,12 +86,12 @@ def grow_optimizer(
     "with and without weight decay" stay consistent.
     If the optimizer does not hold that neighbour, it does not take the new parameter either: of several optimizers
     over one model, each passed through this function, exactly one trains it. Parameters that the old optimizer did not
-    train are ignored. `optimizer` keeps working on `old_model`. What else it keeps (counts of steps, random generators)
-    is copied; its hooks and their handles are those of both. `schedulers` go on with the new optimizer: those of torch,
-    transformers, timm, pytorch_optimizer, and whatever else holds the optimizer in its attributes.
+    train are ignored. `optimizer` keeps working on `old_model`. Its other attributes (counts of steps, random
+    generators) are copied; both share its hooks and their handles. `schedulers` go on with the new optimizer: those of
+    torch, transformers, timm, pytorch_optimizer, and any other that holds the optimizer in its attributes.
 
     Raises `GrowthError` for an optimizer that holds none of `old_model`'s parameters, or some of `new_model`'s; for one
-    that wraps another, or cannot be built again from its groups and defaults; for LBFGS, whose state is not kept by
+    that wraps another, or cannot be rebuilt from its groups and defaults; for LBFGS, whose state is not kept by
     parameter; where `new_model` lacks a parameter of `old_model`; and where a parameter that is not in `reshaped` has
     another shape.
     """
@@ -136,7 +136,7 @@ def grow_optimizer(
 
 
 def _begin_momentum(optimizer: Optimizer) -> None:
-    """Give new parameters a momentum of zeros: torch's fused SGD takes a momentum of all parameters or of none."""
+    """Give new parameters a momentum of zeros: torch's fused SGD needs a momentum for all parameters or for none."""
     if not isinstance(optimizer, SGD):
         return
     for group in optimizer.param_groups:
@@ -151,12 +151,12 @@ def construct(
 ) -> Optimizer:
     """Return an optimizer of this class over `groups`, with the defaults that its constructor accepts.
 
-    Raises `GrowthError` with the constructor's own reason where it refuses them; `added` are the names of parameters
-    that growth has put into the groups.
+    Raises `GrowthError` with the constructor's own reason where it refuses them; `added` names the parameters that
+    growth has put into the groups.
     """
     known = inspect.signature(kind).parameters
     arguments = {name: value for name, value in defaults.items() if name in known}
-    # Whatever the constructor of a user's optimizer raises for arguments or parameters that it does not take.
+    # The constructor of a user's optimizer may raise anything for arguments or parameters that it does not accept.
     try:
         return cast(Optimizer, cast(Any, kind)(groups, **arguments))
     except Exception as error:
@@ -169,7 +169,7 @@ def construct(
 
 
 def _check(optimizer: Optimizer, old_model: nn.Module, new_model: nn.Module) -> None:
-    """Raise `GrowthError` for an optimizer that cannot be carried over, or that is not of `old_model`."""
+    """Raise `GrowthError` for an optimizer that cannot be carried over, or that does not train `old_model`."""
     kind = type(optimizer).__name__
     for name, value in getattr(optimizer, "__dict__", {}).items():
         if any(isinstance(one, Optimizer) for one in (value if isinstance(value, list | tuple) else (value,))):
@@ -228,11 +228,11 @@ def _carried(key: str, value: Any, parameter: Tensor, carry: Carry | None) -> An
 
 
 def neighbours(old_model: nn.Module, new_model: nn.Module) -> dict[str, str]:
-    """Return, for each parameter that only `new_model` has, the parameter of `old_model` that it is trained like.
+    """Return, for each parameter that only `new_model` has, the parameter of `old_model` whose group it joins.
 
-    In this order: the parameter of the same kind (a weight with as many dimensions, a bias) of the layer that the new
-    one was inserted after; the nearest of the same kind in the same part of the model; any of that layer; the nearest
-    of all. Frozen parameters count only if there are no others. Empty where `old_model` has no parameters.
+    In this order: the parameter of the same kind (a weight with as many dimensions, a bias) of the layer before the new
+    one; the nearest of the same kind in the same part of the model; any of that layer; the nearest of all. Frozen
+    parameters count only if there are no others. Empty where `old_model` has no parameters.
     """
     old, new = dict(old_model.named_parameters()), dict(new_model.named_parameters())
     trained = {name: parameter for name, parameter in old.items() if parameter.requires_grad} or old
@@ -262,18 +262,18 @@ def _nearest(name: str, parameter: Tensor, layer: str | None, near: list[str], t
 
 
 def _by_distance(names: list[str], place: int, layer: str | None, trained: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield the trained parameters: those before the new one, the nearest first, then those after it."""
+    """Yield the trained parameters: those before the new one, nearest first, then those after it."""
     own = [index for index, name in enumerate(names) if layer is not None and name.rpartition(".")[0] == layer]
     start = own[-1] + 1 if own else place
     yield from (name for name in [*reversed(names[:start]), *names[start:]] if name in trained)
 
 
 def _layers_before(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield for each stack of inserted blocks the path of the layer that it was inserted after."""
+    """Yield, for each stack of inserted blocks, its path and the path of the layer before it."""
     for path, module in model.named_modules():
         if isinstance(module, GrownStack) and module.origin is not None:
             host, layer = module.origin
-            # The model may have become a part of another: what precedes the host's path precedes the layer's.
+            # The model may have become a part of another: the layer's path gets the same prefix as the host's.
             stack = f"{host}.{STACK}" if host else STACK
             yield path, path.removesuffix(stack) + layer
 
@@ -285,11 +285,11 @@ _OPAQUE = (Tensor, nn.Module, type, FunctionType, MethodType, BuiltinFunctionTyp
 def hand_over(
     old: Optimizer, new: Optimizer, successors: Mapping[Tensor, Tensor], schedulers: Iterable[object] = ()
 ) -> None:
-    """Give `new`, which was made of `old`, its hooks, copies of its other attributes, and its schedulers.
+    """Give `new`, which was made from `old`, its hooks, copies of its other attributes, and its schedulers.
 
-    `successors` are the parameters of `new` by those of `old`. Attributes that hold parameters are as the constructor
-    made them, with the entries of parameters that kept their shapes. Raises `GrowthError`, with no scheduler changed,
-    for one that does not hold `old`.
+    `successors` maps the parameters of `old` to those of `new`. Attributes that hold parameters stay as constructed,
+    with the entries of parameters that kept their shapes added. Raises `GrowthError`, with no scheduler changed, for a
+    scheduler that does not hold `old`.
     """
     places = [place for scheduler in schedulers for place in _places(scheduler, old)]
     memo: dict[int, Any] = {id(parameter): after for parameter, after in successors.items()} | {id(old): new}
@@ -298,7 +298,7 @@ def hand_over(
         if name in _CONSTRUCTED or isinstance(value, nn.Module) or (callable(value) and hasattr(type(old), name)):
             continue
         if name.endswith("_hooks"):
-            setattr(new, name, value)  # the same dictionary, of which the handles of hooks know
+            setattr(new, name, value)  # the same dictionary, which the hooks' handles reference
         elif name not in holding:
             setattr(new, name, _copied(value, memo))
         elif isinstance(value, dict) and isinstance(found := getattr(new, name, None), dict):
@@ -313,7 +313,7 @@ def hand_over(
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    # Whatever an object of somebody else's raises that cannot be copied, such as a group of processes.
+    # A third-party object may raise anything when copied: a process group, for example.
     try:
         return copy.deepcopy(value, memo)
     except Exception:
@@ -343,7 +343,7 @@ def _keeps_its_shape(key: Any, successors: Mapping[Tensor, Tensor]) -> bool:
 
 
 def _places(scheduler: object, optimizer: Optimizer) -> list[tuple[Any, Any]]:
-    """Return the dictionaries and lists in a scheduler that hold the optimizer, with the keys of it there."""
+    """Return the containers in a scheduler that hold the optimizer, each with its key there."""
     found: list[tuple[Any, Any]] = []
     seen: set[int] = {id(optimizer)}
     waiting: list[Any] = [scheduler]
@@ -365,7 +365,7 @@ def _places(scheduler: object, optimizer: Optimizer) -> list[tuple[Any, Any]]:
 
 
 def _track(optimizer: Optimizer) -> None:
-    """Note calls of `step`, as torch's schedulers do, which warn where nobody does."""
+    """Record calls of `step`, as torch's schedulers do, which otherwise warn."""
     step: Callable[..., Any] = type(optimizer).step
     own = weakref.ref(optimizer)
 

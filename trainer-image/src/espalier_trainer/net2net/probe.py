@@ -1,13 +1,13 @@
-"""On which entries of the input an entry of the output depends, and what growth may add to that.
+"""Dependence of output entries on input entries, and the dependences that growth may add.
 
-The gradient of an output with respect to the inputs tells it: a gradient of exactly 0 is what masks and causal padding
-make. The probe keeps apart what a model may not look at from what it happens not to look at: weights are perturbed but
-zeros among them stay zeros (a mask of weights), except in tensors that are zero everywhere (a branch that has not
-learned yet); activations with flat parts have a slope; dropout is off. Indices have no gradient: the vectors that they
-select (embeddings) stand for them.
+The gradient of an output with respect to the inputs measures it: masks and causal padding give a gradient of exactly 0.
+The probe distinguishes entries that a model must not look at from entries that it happens not to look at: weights are
+perturbed but zeros among them stay zeros (a mask of weights), except in tensors that are zero everywhere (a branch that
+has not learned yet); activations with flat parts have a slope; dropout is off. Indices have no gradient: the vectors
+that they select (embeddings) stand for them.
 
-Growth may add nothing, with one exception: a receptive field may become larger where it is a window that moves with the
-output's entry, and only to a side to which it already reaches as far as to the other. So a convolution after causal
+Growth may add no dependence, with one exception: a receptive field may become larger where it is a window that moves
+with the output's entry, and only to a side to which it reaches as far as to the other. So a convolution after causal
 ones must not look ahead, and a mask stays one; a window that reaches equally far to both sides may grow on both.
 """
 
@@ -55,16 +55,16 @@ _MEANS: Mapping[object, Callable[..., Any]] = {
     functional.adaptive_max_pool2d: functional.adaptive_avg_pool2d,
     functional.adaptive_max_pool3d: functional.adaptive_avg_pool3d,
 }
-"""Instead of a maximum, which has a gradient at one of its entries, the mean of the same entries."""
+"""Mean pooling in place of maximum pooling, whose gradient is nonzero at one entry only."""
 _FRACTIONS = (0.5, 0.25, 0.75, 0.125, 0.875)
-"""Where along its axes the entries of an output are taken: enough to see whether a window moves with them."""
+"""Relative positions of the sampled entries along an output's axes: enough to see whether a window moves with them."""
 _MAX_OUTPUTS = 8
 _NEGLIGIBLE = 1e-30
 """Relative size of a gradient that counts as none: that of a mask which adds -100 before a softmax."""
 
 
 class WithoutDropout(TorchFunctionMode):
-    """Within the context, dropout passes on what it reads, and random slopes (`nn.RReLU`) have their mean."""
+    """Make dropout pass on its input, and random slopes (`nn.RReLU`) have their mean, within the context."""
 
     def __torch_function__(
         self,
@@ -73,14 +73,14 @@ class WithoutDropout(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function, unless it is dropout; attention is computed without its own."""
+        """Call the function, except dropout, which is skipped; attention is computed without its own dropout."""
         given = dict(kwargs or {})
         if func in _DROPOUTS and args:
             return args[0].clone()
         if func is functional.rrelu and args:
             return _mean_slope(*args, **given)
         if func is functional.multi_head_attention_forward:
-            given["training"] = False  # says only whether it drops
+            given["training"] = False  # controls only its dropout
         elif func is functional.scaled_dot_product_attention:
             args, given = (*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:]), given | _undropped(given)
         return func(*args, **given)
@@ -95,12 +95,12 @@ def _undropped(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Watching(WithoutDropout):
-    """Gives activations a slope everywhere, and makes what integers select a source of gradients."""
+    """Give activations a slope everywhere, and make vectors selected by integers sources of gradients."""
 
     def __init__(self, sources: list[Tensor], indices: list[Tensor]) -> None:
         super().__init__()
         self._sources = sources
-        self._indices = indices  # kept alive: known by their ids
+        self._indices = indices  # kept alive, because they are identified by id
         self._known = {id(tensor) for tensor in indices}
 
     def __torch_function__(
@@ -129,7 +129,7 @@ class _Watching(WithoutDropout):
 
 
 def _mean(pool: Callable[..., Any], given: Tensor, size: object, *args: object, **kwargs: object) -> Tensor | None:
-    """Return the means of the windows of a maximum pooling; None if they have gaps, or if the places are asked for."""
+    """Return the means of the windows of a maximum pooling; None for dilated windows, or if indices are requested."""
     names = ("stride", "padding", "dilation", "ceil_mode", "return_indices")
     asked = {**dict(zip(names, args, strict=False)), **kwargs}
     if "adaptive" in pool.__name__:
@@ -141,7 +141,7 @@ def _mean(pool: Callable[..., Any], given: Tensor, size: object, *args: object, 
 
 @dataclass(frozen=True)
 class Sample:
-    """One entry of an output, and for each source whether the entry depends on each of its entries."""
+    """One entry of an output, and for each source a mask of the source's entries that it depends on."""
 
     output: int
     shape: tuple[int, ...]
@@ -150,7 +150,7 @@ class Sample:
 
     @property
     def complete(self) -> bool:
-        """Return whether the entry depends on everything of each example that it depends on at all."""
+        """Return whether the entry, for each example that it depends on, depends on all of the example."""
         for seen in self.depends:
             rows = seen.flatten(1) if seen.dim() > 1 else seen[:, None]
             if not bool((rows.all(1) == rows.any(1)).all()):
@@ -159,7 +159,7 @@ class Sample:
 
 
 def perturbed(model: nn.Module) -> nn.Module:
-    """Return a copy in float64 with other weights, in which nothing depends on what it could not depend on before."""
+    """Return a copy in float64 with other weights, in which structural independences still hold."""
     trial = in_type(copied(model), torch.float64).requires_grad_(False)
     seen: set[int] = set()
     for _, parameter in held(trial, "_parameters"):
@@ -171,7 +171,7 @@ def perturbed(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def scatter(parameter: Tensor, *, zeros: bool) -> None:
-    """Change every entry of a parameter at random, and with `zeros` those that are 0, too."""
+    """Change every nonzero entry of a parameter at random, and with `zeros` the zeros, too."""
     spread = parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.1
     parameter.mul_(1 + 0.5 * torch.rand_like(parameter))
     if zeros:
@@ -179,7 +179,7 @@ def scatter(parameter: Tensor, *, zeros: bool) -> None:
 
 
 def random_like(given: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return random values of this type instead of floating ones; others stay, for they may be indices."""
+    """Return random values of this type in place of floating ones; integers stay, for they may be indices."""
     if given.is_complex():
         dtype = dtype.to_complex()
     return torch.randn_like(given, dtype=dtype) if given.is_floating_point() or given.is_complex() else given
@@ -188,9 +188,9 @@ def random_like(given: Tensor, dtype: torch.dtype) -> Tensor:
 def samples(
     model: nn.Module, example_input: ExampleInput, *, training: bool, dtype: torch.dtype = torch.float64
 ) -> list[Sample]:
-    """Return what some entries of each output depend on; empty where the model passes no gradient to its input.
+    """Return the dependences of some entries of each output; empty where the model passes no gradient to its input.
 
-    The model, a copy of type `dtype`, is used up: batch norms move. Raises whatever its forward does on random values.
+    The model, a copy of type `dtype`, is changed: batch norms move. Raises what its forward raises on random values.
     """
     unwatched(model)
     args, kwargs = as_arguments(example_input)
@@ -218,7 +218,7 @@ def samples(
 
 
 def _places(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return indices of entries: of examples in turn, and at the same fraction of every other axis."""
+    """Return indices of entries: examples in turn, and the same fraction of every other axis."""
     fractions = _FRACTIONS if len(shape) > 2 else _FRACTIONS[:3]
     places = [
         tuple(
@@ -239,11 +239,11 @@ def _dependence(entry: Tensor, sources: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 _EVEN = 1 / 8
-"""The sides count as equally long if they differ by at most this share of the window (even kernels, pooling)."""
+"""Share of the window by which sides that count as equally long may differ (even kernels, pooling)."""
 
 
 def forbidden(before: Sequence[Sample], after: Sequence[Sample]) -> str | None:
-    """Return the first new dependence that growth may not add, as text; None where there is none."""
+    """Return a description of the first new dependence that growth may not add; None where there is none."""
     if [(one.output, one.shape, one.at, len(one.depends)) for one in before] != [
         (one.output, one.shape, one.at, len(one.depends)) for one in after
     ]:
@@ -278,7 +278,7 @@ def _forbidden(before: Sequence[Tensor], after: Sequence[Tensor], samples: Seque
                 if beyond.any() and (axis, side) not in open_sides:
                     return f"{where}{_first(beyond)}"
                 inside &= ~outside
-        # Between its ends a window may fill (dilated kernels); what no line of it crosses is not between them.
+        # A window may fill between its ends (dilated kernels); entries that none of its lines crosses do not count.
         filled = added & inside & ~(_between(old) if open_sides else torch.zeros_like(old))
         if filled.any():
             return f"{where}{_first(filled)}"
@@ -286,7 +286,7 @@ def _forbidden(before: Sequence[Tensor], after: Sequence[Tensor], samples: Seque
 
 
 def _open_sides(depends: Sequence[Tensor], samples: Sequence[Sample]) -> set[tuple[int, int]]:
-    """Return the axes and sides (0: before, 1: after) to which the windows may grow."""
+    """Return the (axis, side) pairs, side 0 before and 1 after, on which the windows may grow."""
     found: set[tuple[int, int]] = set()
     for axis, size in enumerate(depends[0].shape):
         for along, length in enumerate(samples[0].shape):
@@ -309,9 +309,9 @@ def _open_sides(depends: Sequence[Tensor], samples: Sequence[Sample]) -> set[tup
 
 
 def _moves(distances: Sequence[int], reaches: Sequence[int]) -> bool:
-    """Return whether a side of the window moves with the entry, given distances to the border and the reaches.
+    """Return whether a side of the window moves with the entry, given the distances to the border and the reaches.
 
-    Its reach is the same at entries apart, and shorter only where the border cuts it.
+    It does if its reach is the same at distant entries, and shorter only where the border cuts it.
     """
     reach = max(reaches)
     tolerance = max(1, _EVEN * reach)

@@ -1,4 +1,4 @@
-"""The state of all random generators that training may draw from, without pickle; and of those that a model holds."""
+"""State of all random generators that training may draw from, without pickle, and of those held by a model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python's, numpy's and torch's global generators: they belong to the process, as user code expects."""
+    """Seed the global generators of Python, numpy and torch: they belong to the process, as user code expects."""
     random.seed(seed)
     np.random.seed(seed)
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
-    else:  # `manual_seed` writes down the stack for each kind of accelerator that may appear: half a millisecond
+    else:  # `manual_seed` records the stack for each kind of accelerator that may appear: half a millisecond
         torch.default_generator.manual_seed(seed)
 
 
 def capture(device: torch.device) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """Return (Python's and numpy's states as JSON types, torch's as tensors by `random.<device>`)."""
+    """Return (states of Python and numpy as JSON types, states of torch as tensors by `random.<device>`)."""
     numpy_state: dict[str, Any] = np.random.get_state(legacy=False)
     inner = {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()}
     tensors = {"random.cpu": torch.get_rng_state()}
@@ -33,7 +33,7 @@ def capture(device: torch.device) -> tuple[dict[str, object], dict[str, Tensor]]
 
 
 def restore(values: dict[str, Any], tensors: dict[str, Tensor], device: torch.device) -> None:
-    """Set the generators to a captured state; one of a device that is not there is left alone."""
+    """Set the generators to a captured state; skip that of a device that is missing."""
     version, state, gauss = values["python"]
     random.setstate((version, tuple(state), gauss))
     numpy_state = values["numpy"]
@@ -49,9 +49,9 @@ def restore(values: dict[str, Any], tensors: dict[str, Tensor], device: torch.de
 def kept(
     device: torch.device, seed: int | None = None, *, model: nn.Module | None = None
 ) -> Iterator[Callable[[], bool]]:
-    """Restore all generators afterwards, also those that modules of `model` hold, seeded with `seed` meanwhile.
+    """Restore all generators, also those held by modules of `model`, afterwards; seed them first if `seed` is given.
 
-    Yields what tells whether one was drawn from.
+    Yields a function that returns whether one of them was drawn from.
     """
     own = [] if model is None else _held(model)
     before, states = capture(device), [_state(one) for one in own]
@@ -79,14 +79,14 @@ def kept(
 
 
 def _held(model: nn.Module) -> list[Any]:
-    """Return the generators among the attributes of a model's modules, also in lists and dictionaries there."""
+    """Return the generators in the attributes of a model's modules, and in lists and dictionaries there."""
     found: dict[int, Any] = {}
     for module in model.modules():
         for value in vars(module).values():
             several = (
                 value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
             )
-            for one in several:  # most are empty: growth asks this of all modules again and again
+            for one in several:  # most are empty, and growth runs this often over all modules
                 if isinstance(one, _GENERATORS):
                     found[id(one)] = one
     return [one for one in found.values() if not isinstance(one, random.SystemRandom)]
@@ -106,7 +106,7 @@ def _state(generator: Any) -> Any:
 
 
 def _comparable(generator: Any) -> Any:
-    """Return a generator's state as what `==` compares."""
+    """Return a generator's state in a form that `==` compares."""
     state = _state(generator)
     return state.tolist() if isinstance(state, Tensor) else repr(state)
 

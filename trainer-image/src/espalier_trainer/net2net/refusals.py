@@ -1,6 +1,6 @@
-"""Why a model, or a place of it, cannot grow, and where in the user's code that is decided.
+"""Refusals: the reason why a model, or a place in it, cannot grow, and the line of the user's code that decides it.
 
-Models that something has wrapped, split or compiled are known by the names of its classes: none of it is imported here.
+Wrapped, split or compiled models are recognised by the names of their classes, without importing them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from espalier_trainer.net2net.blocks import base_class
 
 @dataclass(frozen=True, slots=True)
 class RefusalReason:
-    """Why growth would go wrong at a place."""
+    """The reason against growth at a place, with its remedy."""
 
     text: str
     remedy: str
@@ -29,7 +29,7 @@ class RefusalReason:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a place cannot grow. As text: the reason, and what would help."""
+    """A place that cannot grow. Its text is the reason and the remedy."""
 
     layer: str
     """Path of the layer, or of a run's first block."""
@@ -45,9 +45,9 @@ class Refusal:
 
 
 def refusal(model: nn.Module, layer: str, why: str, remedy: str, at: str = "") -> Refusal:
-    """Return the refusal of a layer, with the call `at` that decides, or the class whose forward runs the layer.
+    """Return the refusal of a layer, located at the call `at`, or at the class whose forward runs the layer.
 
-    `why` ends in what would help, after a semicolon; `remedy` stands in where it names nothing.
+    `why` ends in its remedy, after a semicolon; `remedy` is used where it has none.
     """
     reason, _, own = why.rpartition("; ")
     file, line = place_of(at) or source_of(base_class(_holder(model, layer)))
@@ -55,14 +55,14 @@ def refusal(model: nn.Module, layer: str, why: str, remedy: str, at: str = "") -
 
 
 def why_parametrized(path: str, layer: nn.Module) -> str:
-    """Return why a layer whose weight is computed from other parameters cannot grow, '' if it is a plain one."""
+    """Return why a layer whose weight is computed from other parameters cannot grow; '' for a plain layer."""
     if not is_parametrized(layer) and "weight" in layer._parameters:
         return ""
     return f"the weight of {path!r} is parametrized (weight or spectral norm); remove the parametrization before growth"
 
 
 def why_transposed(modules: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Return for every transposed convolution why it does not grow."""
+    """Return, for every transposed convolution, the reason why it does not grow."""
     return {
         path: f"{path!r} is a transposed convolution ({type(module).__name__}), which growth neither repeats nor "
         "widens; put a convolution with an activation after it, or replace it by nn.Upsample and a convolution"
@@ -72,13 +72,13 @@ def why_transposed(modules: Mapping[str, nn.Module]) -> dict[str, str]:
 
 
 def forward_of(model: nn.Module, path: str) -> tuple[str, int]:
-    """Return file and line of the forward of a module, or of what calls it where the module is one of torch's."""
+    """Return file and line of a module's forward, or of the forward that calls it where the module is torch's."""
     kind = base_class(model.get_submodule(path))
     return source_of(base_class(_holder(model, path)) if _is_of_torch(kind) else kind)
 
 
 def _holder(model: nn.Module, path: str) -> nn.Module:
-    """Return the innermost module around a layer whose forward is not torch's: one that the user can look at."""
+    """Return the innermost module around a layer whose forward is not torch's, so that the user can look at it."""
     for parent in _parents(path):
         module = model.get_submodule(parent)
         if not _is_of_torch(base_class(module)):
@@ -97,13 +97,13 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def place_of(written_at: str) -> tuple[str, int] | None:
-    """Return file and line of what a trace writes as `model.py:12`; None for an empty text."""
+    """Return file and line from a trace's `model.py:12`; None for an empty text."""
     file, _, line = written_at.rpartition(":")
     return (file, int(line)) if file else None
 
 
 def source_of(kind: type[nn.Module]) -> tuple[str, int]:
-    """Return file and line of the forward of a class; an empty name and 0 where they are not known."""
+    """Return file and line of the forward of a class; an empty name and 0 where they are unknown."""
     found: tuple[str, int] = _source(cast(Any, kind))
     return found
 
@@ -143,11 +143,11 @@ _TENSORS: Final[Mapping[str, str]] = {
     "FlatParameter": "FullyShardedDataParallel (FSDP1)",
 }
 _ZERO: Final = "ds_id"
-"""Attribute of the parameters that DeepSpeed ZeRO has partitioned."""
+"""Attribute of parameters partitioned by DeepSpeed ZeRO."""
 
 
 def why_wrapped(model: object) -> str | None:
-    """Return what wraps a model as a whole, which can be taken off for growth; None where nothing does."""
+    """Return the refusal of a wrapped model, which must be unwrapped for growth; None for a model without a wrapper."""
     kind = type(model).__name__
     inner = next((_INNER[base] for base in _bases(model) if base in _INNER), None)
     return inner and (
@@ -156,7 +156,7 @@ def why_wrapped(model: object) -> str | None:
 
 
 def why_split(model: object) -> str | None:
-    """Return what has split a model's weights or layers over several processes; None where nothing has."""
+    """Return the refusal of a model that is split over several processes; None for a whole model."""
     found = None
     for path, module in model.named_modules() if isinstance(model, nn.Module) else [("", model)]:
         found = next((_SPLIT[base] for base in _bases(module) if base in _SPLIT), None)

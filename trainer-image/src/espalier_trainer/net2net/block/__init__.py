@@ -1,4 +1,4 @@
-"""Whole blocks: `insertion` finds runs of equal blocks and copies them, `projections` finds what closes a block.
+"""Growth by whole blocks: `insertion` finds and copies runs of equal blocks; `projections` finds what closes a block.
 
-`trial` tries both, `unfolding` lets a copied run take over step by step, `points` puts all of it together.
+`trial` tries both, `unfolding` phases a copied run in gradually, and `points` combines them.
 """

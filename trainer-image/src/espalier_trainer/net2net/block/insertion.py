@@ -1,23 +1,23 @@
-"""Finds runs of equal blocks, puts copies of blocks into a model, and closes or scales them.
+"""Runs of equal blocks: finding them, inserting copies of their blocks into a model, and closing or scaling the copies.
 
 A run is children of one `nn.Sequential` or `nn.ModuleList`, next to each other, of one class and shape. Numbered
 children of another module (`b1`, `b2`) may be a run, too: its forward decides. A run has at least one block. It is
-named by the path of its first one. Blocks that growth has added belong to the run that they continue, and what was
-grown inside a block does not count: so names are the same before and after any growth.
+named by the path of its first one. Blocks added by growth belong to the run that they continue, and layers grown inside
+a block do not count, so names are the same before and after any growth.
 
 Copies are inserted in one of two ways:
 
-- Exact: the copy's closing parameters are zero, so it returns what it is given.
+- Exact: the copy's closing parameters are zero, so it returns its input.
 - Scaled: the whole run is copied, and the closing parameters of all its blocks, old ones too, are divided by 2, so that
   the copied run adds about as much to its input as the run did. The outputs change.
 
-`torch.nn.Module`s are copied as they are: a block has no constructor that everyone could call. What a model knows of
-the number and the places of its blocks changes with them:
+`torch.nn.Module`s are copied as they are: blocks have no common constructor. The model's records of the number and
+places of its blocks change with them:
 
-- `layer_idx` and the like in a block: its place, by which caches tell blocks apart.
-- `num_layers` and the like in the modules around a list of blocks: how many there are.
-- The `config` of a Hugging Face model, by which `from_pretrained` builds it again. Which of its fields counts the list
-  (a T5 has two lists) is found by building the model from the changed config: it must have the grown model's tensors.
+- `layer_idx` and the like in a block: its place, which caches use as a key.
+- `num_layers` and the like in the modules around a list of blocks: the number of blocks.
+- The `config` of a Hugging Face model, from which `from_pretrained` rebuilds it. The field that counts the list (a T5
+  has two lists) is found by building the model from the changed config: it must have the grown model's tensors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from espalier_trainer.net2net.modules import copied
 from espalier_trainer.net2net.trace.operators import is_leaf
 
 FUSED = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-"""Blocks that a trace sees as one operation: in eval mode torch runs them as one."""
+"""Blocks that a trace records as one operation: in eval mode torch runs them as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,15 @@ class BlockRun:
 
     container: str
     keys: tuple[str, ...]
-    """Names of the blocks in the container, in order, those that growth added last."""
+    """Names of the blocks in the container, in order; blocks added by growth come last."""
     grown: int
-    """How many of them growth has added."""
+    """Number of these blocks that growth has added."""
     last: bool
-    """Nothing comes after them in the container."""
+    """Whether no module comes after them in the container."""
     indexed: bool
-    """The container's children may be read by their names, which must stay."""
+    """Whether the container's children may be read by name, so that names must stay."""
     listed: bool = True
-    """The container is a Sequential or a ModuleList, and no module of another class with numbered children."""
+    """Whether the container is a Sequential or a ModuleList, not a module of another class with numbered children."""
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -69,10 +69,10 @@ class BlockRun:
 
     @property
     def stem_and_number(self) -> tuple[str, int]:
-        """What the path of the next block begins with, and the number it ends with.
+        """Prefix of the next block's path, and the number that follows it.
 
-        At the end of a container names go on: `blocks.3`, `layer_3`. Elsewhere the names of what comes after stay, and
-        new blocks are named after the last block of the starting model: `2_added_0`.
+        At the end of a container, numbering continues: `blocks.3`, `layer_3`. Elsewhere the modules that come after
+        keep their names, and new blocks are named after the last block of the starting model: `2_added_0`.
         """
         numbered = re.fullmatch(r"(.*?)(\d+)", self.keys[-1])
         if self.last and numbered:
@@ -85,7 +85,7 @@ class BlockRun:
 
 
 def candidates(model: nn.Module) -> Iterator[BlockRun]:
-    """Yield the runs of modules with parameters that are no single layers, outer containers first."""
+    """Yield the runs of modules that have parameters and are not single layers, outer containers first."""
     found = [
         (path, module)
         for path, module in model.named_modules()
@@ -117,7 +117,7 @@ def _runs_of(path: str, container: nn.Module) -> Iterator[BlockRun]:
 
 
 def _signature(module: nn.Module) -> object:
-    """Return what equal blocks have in common; None for what is no block: a layer, a stage, what has no parameters.
+    """Return the properties that equal blocks share; None for a layer, a stage or a module without parameters.
 
     Buffers may differ: a shifted window has a mask.
     """
@@ -132,14 +132,14 @@ def _signature(module: nn.Module) -> object:
 
 
 def _lists_blocks(module: nn.Module) -> bool:
-    """Return whether a module is a stage: a sequence of equal blocks, which are what can be repeated, and not it."""
+    """Return whether a module is a stage: a sequence of equal blocks, whose blocks can be repeated, but not itself."""
     if type(module).forward is not nn.Sequential.forward or isinstance(module, GrownStack):
         return False
     return any(len(run.keys) > 1 or run.keys == tuple(module._modules) for run in _runs_of("", module))
 
 
 SCALE = 0.5
-"""What closing parameters are multiplied by where the run becomes twice as long."""
+"""Factor of the closing parameters where the run becomes twice as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +148,15 @@ class BlockPlace:
 
     run: BlockRun
     reads: tuple[str, ...]
-    """For each call: the operation that made what the last block passes on."""
+    """For each call, the operation whose output the last block passes on."""
     gives: tuple[str, ...]
-    """For each call: the operation that made what the last block returns."""
+    """For each call, the operation whose output the last block returns."""
     first: tuple[str, ...]
-    """For each call: the operation that made what the first block of the run passes on."""
+    """For each call, the operation whose output the first block of the run passes on."""
     entry: int
-    """Which tensor among the arguments of a block that is."""
+    """Index, among the tensors of a block's arguments, of the one that the block passes on."""
     closing: tuple[frozenset[str], ...]
-    """For each block of the run: the names of its closing parameters within it."""
+    """Names of the closing parameters within each block of the run."""
     exact: bool = True
 
     @property
@@ -165,17 +165,17 @@ class BlockPlace:
         return self.run.id
 
     def new(self, *, whole: bool) -> dict[str, str]:
-        """Return the paths of what the next growth copies, each with that of its copy."""
+        """Return the path of each block that the next growth copies, with the path of its copy."""
         stem, number = self.run.stem_and_number
         blocks = self.run.blocks if whole else self.run.blocks[-1:]
         return {block: f"{stem}{number + place}" for place, block in enumerate(blocks)}
 
 
 def add_blocks(model: nn.Module, place: BlockPlace, *, whole: bool, scale: float = SCALE) -> tuple[str, ...]:
-    """Continue a run of `model`, in place, by copies of the last block or of all; returns their paths.
+    """Continue a run of `model`, in place, by copies of the last block or of all blocks; return the copies' paths.
 
-    With `whole`, the closing parameters of the run are multiplied by `scale`, else the copy is closed. Raises
-    `GrowthError` where a block cannot be copied, or where what counts the blocks cannot be kept consistent.
+    With `whole`, the closing parameters of the run are multiplied by `scale`; otherwise the copy is closed. Raises
+    `GrowthError` where a block cannot be copied, or where the recorded number of blocks cannot be updated.
     """
     new = place.new(whole=whole)
     container = model.get_submodule(place.run.container)
@@ -199,7 +199,7 @@ def add_blocks(model: nn.Module, place: BlockPlace, *, whole: bool, scale: float
 
 @torch.no_grad()
 def multiply(block: nn.Module, names: Iterable[str], factor: float) -> None:
-    """Multiply parameters of a block; by zero also what is not finite."""
+    """Multiply parameters of a block; a factor of 0 clears non-finite values, too."""
     for name in names:
         parameter = block.get_parameter(name)
         parameter.zero_() if factor == 0 else parameter.mul_(factor)
@@ -218,19 +218,19 @@ def _insert(container: nn.Module, after: str, key: str, block: nn.Module) -> Non
 
 
 PLACES = ("layer_idx", "layer_id", "layer_index", "layer_number", "layer_num", "block_idx", "block_id")
-"""Attributes of a module that say which block of the list it belongs to."""
+"""Attributes of a module that hold the index of its block in the list."""
 
 COUNTS = (
     *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth"),
     *("num_decoder_layers", "num_encoder_layers", "encoder_layers", "decoder_layers"),
 )
-"""Attributes of a module or a config that say how many blocks there are."""
+"""Attributes of a module or a config that hold the number of blocks."""
 
 
 def count(model: nn.Module, container: str, length: int, new: Sequence[tuple[str, str]]) -> None:
-    """Let the model know that blocks were added to a run of `length` blocks: pairs of originals and copies, by path.
+    """Update the model's records after blocks were added to a run of `length` blocks; `new` pairs originals and copies.
 
-    Raises `GrowthError` where a config describes the model, and no change of it describes the grown one.
+    Raises `GrowthError` where the model has a config and no change of it describes the grown model.
     """
     blocks = model.get_submodule(container)
     keys = list(blocks._modules)
@@ -267,7 +267,7 @@ def _around(model: nn.Module, container: str) -> Iterator[tuple[str, nn.Module]]
 
 
 def _config(module: object) -> Any:
-    """Return the config of a Hugging Face model."""
+    """Return the config of a Hugging Face model; None for another module."""
     config = getattr(module, "config", None)
     return config if hasattr(config, "to_dict") and hasattr(type(module), "save_pretrained") else None
 
@@ -299,10 +299,10 @@ def _configure(
 
 
 def _check_cache(model: nn.Module, config: Any, name: str) -> None:
-    """Raise `GrowthError` where the caches of a model that generates would have fewer places than it has blocks.
+    """Raise `GrowthError` where the caches of a generating model would have fewer places than the model has blocks.
 
-    `transformers` 5 makes caches by the `num_hidden_layers` of `get_text_config(decoder=True)`. A T5's is the number of
-    its encoder's blocks: with a longer decoder, `generate` fails, of a model that was built so from the start, too.
+    `transformers` 5 sizes caches by the `num_hidden_layers` of `get_text_config(decoder=True)`. For a T5 that is the
+    number of encoder blocks: with a longer decoder `generate` fails, even on a model that was built that way.
     """
     if "decoder" not in name or not hasattr(model, "generate"):
         return
@@ -315,7 +315,7 @@ def _check_cache(model: nn.Module, config: Any, name: str) -> None:
 
 
 def _choices(config: Any, before: int) -> Iterator[str]:
-    """Yield the fields that may count the blocks."""
+    """Yield the fields that may hold the number of blocks."""
     for name in COUNTS:
         value = getattr(config, name, None)
         if value == before and type(value) is int:
@@ -323,7 +323,7 @@ def _choices(config: Any, before: int) -> Iterator[str]:
 
 
 def _changed(config: Any, count: str, before: int, originals: Sequence[int]) -> Any:
-    """Count copies of the originals in a field of a config, and repeat their entries in its lists of one a block."""
+    """Raise a config's count by the copies, and repeat the originals' entries in its lists of one entry per block."""
     for name, value in list(vars(config).items()):
         if isinstance(value, list) and len(value) == before and "layer" in name and _is_a_kind_each(value):
             setattr(config, name, [*value, *(value[place] for place in originals)])
@@ -332,23 +332,23 @@ def _changed(config: Any, count: str, before: int, originals: Sequence[int]) -> 
 
 
 def _is_a_kind_each(value: list[Any]) -> bool:
-    """Return whether a list says of what kind each block is (`full_attention`, a flag), and is no list of numbers."""
+    """Return whether a list holds the kind of each block (`full_attention`, a flag) rather than other numbers."""
     return all(isinstance(one, str) or one in (0, 1) for one in value)
 
 
 def _built(kind: type[nn.Module], config: Any, inside: str) -> dict[str, tuple[int, ...]] | None:
-    """Return the tensors of a model that is built from a config, on the meta device; None where it cannot be."""
+    """Return the tensor shapes of a model built from a config on the meta device; None where it cannot be built."""
     try:
         with torch.device("meta"):
             built = kind(config)
-    # Whatever a constructor raises for a config that does not fit.
+    # A constructor may raise anything for a config that does not fit.
     except Exception:
         return None
     return _tensors(built, inside)
 
 
 def _tensors(model: nn.Module, container: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors in a container, without those that growth has added within blocks."""
+    """Return the shapes of the tensors in a container, without tensors that growth has added within blocks."""
     return {
         name: tuple(tensor.shape)
         for name, tensor in model.state_dict().items()

@@ -1,4 +1,4 @@
-"""Points at which whole blocks can be added to a model, and a reason for every run of blocks that has none."""
+"""Points at which whole blocks can be added to a model, and the reason for each run of blocks that has none."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from espalier_trainer.net2net.widening.trial import PerturbedModel
 
 @dataclass(frozen=True)
 class BlockPlaces:
-    """The runs of a model that can be continued, in execution order, and those that cannot."""
+    """The runs of a model that can be continued, in execution order, and refusals of the others."""
 
     found: tuple[BlockPlace, ...]
     refused: tuple[Refusal, ...]
 
     def get(self, point_id: str) -> BlockPlace:
-        """Return the place with this id; raises `GrowthError` with the reason, or with the known ids."""
+        """Return the place with this id; raise `GrowthError` with the refusal's reason, or with the known ids."""
         for place in self.found:
             if place.id == point_id:
                 return place
@@ -62,7 +62,7 @@ def block_points(
 def refused_blocks(
     model: nn.Module, example_input: ExampleInput, insertion: Insertion = Insertion.EXACT
 ) -> tuple[Refusal, ...]:
-    """Return why other runs of blocks cannot be continued: those of several blocks, and what looks like a block."""
+    """Return the refusals of other runs: runs of several blocks, and single modules that look like a block."""
     return tried_places(model, trace(model, example_input), example_input, whole=is_whole(insertion)).refused
 
 
@@ -109,9 +109,9 @@ _PARTS = RefusalReason(
 def _with_lists_of_parts(
     model: nn.Module, graph: Graph, places: list[BlockPlace], refused: list[Refusal]
 ) -> list[Refusal]:
-    """Return the refusals with those of lists whose elements are not called, but what they hold is.
+    """Merge refusals of parts into one per list where the forward calls the parts of elements, not the elements.
 
-    `for attn, ff in self.layers`: one for each list, instead of those of the parts and of what is around it.
+    `for attn, ff in self.layers`: the refusal of the list replaces those of the parts and of the modules around it.
     """
     for run in {one.container: one for one in reversed([*candidates(model)]) if one.listed}.values():
         if run.id in graph.calls or not any(path.startswith(f"{run.id}.") for path in graph.calls):
@@ -131,7 +131,7 @@ def untried_places(
     return _found(model, graph, example_input, whole=whole)[0]
 
 
-@torch.inference_mode(False)  # what is made in that mode could never be trained
+@torch.inference_mode(False)  # tensors made in that mode could never be trained
 def add_block(
     model: nn.Module, point_id: str, example_input: ExampleInput, insertion: Insertion = Insertion.EXACT
 ) -> nn.Module:
@@ -139,9 +139,9 @@ def add_block(
 
     The new block is a copy of the run's last one with its last projections at zero: the model computes the same, bit
     for bit, in eval and in train mode. With `Insertion.SCALED` the whole run is copied, and the last projections of all
-    its blocks are halved: the model computes something else, its loss jumps and recovers. With `Insertion.UNFOLD` it
-    becomes that in training, and computes the same at first, up to rounding, in eval mode and without dropout in train
-    mode, too. A growth of a run ends its unfolding by an earlier one.
+    its blocks are halved: the outputs change, and the loss jumps and recovers. With `Insertion.UNFOLD` the run reaches
+    that state during training; at first it computes the same up to rounding, in eval mode and, without dropout, in
+    train mode. Growing a run ends its unfolding by an earlier growth.
 
     Raises `GrowthError` with the reason if the id is not a run of blocks, if the block is not exact, or for
     `Insertion.UNFOLD` if gradient checkpointing computes blocks of the run again one by one.
@@ -183,8 +183,8 @@ def _closed(
     places: list[BlockPlace],
     choices: dict[str, tuple[frozenset[str], ...]],
 ) -> tuple[list[BlockPlace], list[tuple[BlockPlace, str]]]:
-    """Return the places that are closed on values, by the first of their choices that does it, and the others."""
-    # In the model's own type: a residual that is always kept in float32 rounds what is in float64.
+    """Return the places closed on values, each by the first choice that closes it, and the others with the reasons."""
+    # In the model's own type: a residual always kept in float32 rounds float64 values.
     own = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
     perturbed = PerturbedModel.of(model, example_input, (own, torch.float64, torch.float32))
     arguments: ExampleInput = perturbed.kwargs if perturbed.kwargs else perturbed.args
@@ -211,7 +211,7 @@ def _closed(
 def _found(
     model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool
 ) -> tuple[list[BlockPlace], dict[str, tuple[frozenset[str], ...]], list[Refusal]]:
-    """Return places before any trial, the choices that may close their blocks, and what is refused."""
+    """Return the places before any trial, the choices that may close their blocks, and the refusals."""
     tried: list[tuple[BlockRun, tuple[BlockPlace, tuple[frozenset[str], ...]] | NotClosedError]] = []
     cut_off = severed(model, graph, example_input)
     for run in candidates(model):
@@ -224,7 +224,7 @@ def _found(
         except NotClosedError as reason:
             tried.append((run, reason))
     blocks = [run for run, found in tried if not isinstance(found, NotClosedError) or found.is_block]
-    # Of blocks within blocks the inner ones are taken if there are several: then the outer one is a stage.
+    # Of nested blocks, the inner ones are taken if there are several: then the outer one is a stage.
     stages = {
         run.id
         for run in blocks
@@ -299,7 +299,7 @@ def _place(
 
 
 def _shared(model: nn.Module, block: str) -> str | None:
-    """Return what a block shares with the rest of the model; None where it shares nothing."""
+    """Return how a block shares a module or tensor with the rest of the model; None where it shares nothing."""
     module = model.get_submodule(block)
     inside = {id(one) for one in module.modules()}
     held = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
@@ -315,7 +315,7 @@ def _shared(model: nn.Module, block: str) -> str | None:
 
 
 def _may_be_residual(model: nn.Module, graph: Graph, run: BlockRun) -> bool:
-    """Return whether a single block returns the shape that it is given, and computes more than a norm or one layer."""
+    """Return whether a single block preserves the shape of its input, and computes more than a norm or one layer."""
     block = model.get_submodule(run.blocks[-1])
     if sum(parameter.dim() > 1 for parameter in block.parameters()) < 2:
         return False

@@ -1,10 +1,10 @@
-"""What closes a block: parameters with which, at zero, it returns what it was given.
+"""Closing parameters of a block: parameters with which, at zero, the block returns its input.
 
-The search walks back through the trace from what a block returns. It has to be a sum of what the block was given and of
-branches, and each branch has to end in parameters at zero of which the branch is zero: of a linear layer or
+The search walks back through the trace from the block's output. It has to be a sum of the block's input and of
+branches, and each branch has to end in parameters that make it zero when they are: those of a linear layer or
 convolution, of a norm after it, of a scale (LayerScale). Only dropout, changes of shape, pooling, products and
-activations may come after these. Where several choices close a branch, they are returned in order, that which is
-nearest to the sum first; a trial on values has the last word.
+activations may come after these. Where several choices close a branch, they are returned in order, the one nearest to
+the sum first; a trial on values decides.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _MOVES = frozenset(
         *("Identity", "Squeeze", "Unsqueeze", "Movedim", "Type", "TypeAs", "Roll", "GetItem"),
     }
 )
-"""What may lie on the way of what was given: it changes no value."""
+"""Operators that the block's input may pass: they change no value."""
 
 _SUMS = frozenset({"Add", "Sub", "Concat", "Stack", "Where", "Lerp"})
-"""Zero only if everything that they read is."""
+"""Operators whose output is zero only if all their inputs are."""
 
 _PRODUCTS = frozenset(
     {
@@ -44,54 +44,54 @@ _PRODUCTS = frozenset(
         "ScaledDotProductAttention",
     }
 )
-"""Zero if anything that they read is."""
+"""Operators whose output is zero if any input is."""
 
 _AFFINE = frozenset({"Addmm", "Addbmm", "Baddbmm", "LayerNorm", "GroupNorm", "BatchNorm", "RmsNorm", "RMSNorm"})
 """Functions of a weight and a bias: zero if both are."""
 
 _CHOICES = 3
-"""How many ways to close a branch are kept."""
+"""Maximum number of ways to close a branch that are kept."""
 
 _PROJECTIONS: Mapping[type[nn.Module], tuple[str, ...]] = {
     nn.MultiheadAttention: ("out_proj",),
     nn.TransformerEncoderLayer: ("self_attn.out_proj", "linear2"),
     nn.TransformerDecoderLayer: ("self_attn.out_proj", "multihead_attn.out_proj", "linear2"),
 }
-"""The last layers of modules that a trace sees as one operation."""
+"""The last layers of modules that a trace records as one operation."""
 
 
 MARK = "closed_by"
-"""Attribute of a block, or of its class, that names the parameters which close it, where the walk finds none."""
+"""Attribute of a block, or of its class, that names its closing parameters where the walk finds none."""
 
 
 class NotClosedError(Exception):
-    """No parameters close a block. The text says why; the remedy says what would help."""
+    """No parameters close a block. The text gives the reason, the attribute `remedy` the remedy."""
 
     def __init__(self, reason: str, remedy: str, *, is_block: bool = False, at: str = "") -> None:
         super().__init__(reason)
         self.remedy = remedy
         self.at = at
-        """File and line of the call that decides; empty where it is the block's forward as a whole."""
+        """File and line of the call that decides; empty where the block's forward as a whole does."""
         self.is_block = is_block
-        """It is a residual block all the same: what is within it is a part of a block."""
+        """Whether it is a residual block all the same, so that modules within it are parts of a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """What a block is given, and the choices of parameters that close it."""
+    """The input that a block passes on, and the choices of parameters that close the block."""
 
     read: str
-    """The operation that made what the block passes on."""
+    """The operation whose output the block passes on."""
     entry: int
-    """Which of the tensors among its arguments that is."""
+    """Index of that tensor among the block's arguments."""
     choices: tuple[frozenset[str], ...]
-    """Each a set of paths of parameters within the block."""
+    """Sets of parameter paths within the block."""
     norms: tuple[str, ...] = ()
-    """Norms that what was given passes, too: then no parameters make the block an identity."""
+    """Norms that the input passes, too: then no parameters make the block an identity."""
 
 
 def closing(model: nn.Module, graph: Graph, block: str, span: Span) -> Closing:
-    """Return how one call of a block is closed; raises `NotClosedError`."""
+    """Return the closing of one call of a block; raise `NotClosedError` where nothing closes it."""
     if not span.outputs or not span.outputs[0]:
         raise NotClosedError("it returns no tensor", "return the tensor that the next block reads, first")
     names = getattr(model.get_submodule(block), MARK, None)
@@ -101,7 +101,7 @@ def closing(model: nn.Module, graph: Graph, block: str, span: Span) -> Closing:
 
 
 def _marked(model: nn.Module, graph: Graph, block: str, span: Span, names: Iterable[str]) -> Closing:
-    """Return what a block says of itself: a trial on values shows whether it is right."""
+    """Return the closing that a block declares itself; a trial on values shows whether it is right."""
     known = dict(model.get_submodule(block).named_parameters())
     chosen = [names] if isinstance(names, str) else list(names)
     for name in chosen:
@@ -158,7 +158,7 @@ class _Walk:
         return Closing(read, self._span.inputs.index(read), tuple(choices), tuple(self._norms))
 
     def _terms(self, operation: Operation) -> tuple[list[str], list[Operation]]:
-        """Return what the block was given of the sum that an operation computes, and the branches."""
+        """Return the block's inputs among the terms of the sum that an operation computes, and the branches."""
         if operation.name in self._span.inputs:
             return [operation.name], []
         if operation.operator == "Add" and len(operation.inputs) > 1:
@@ -186,8 +186,8 @@ class _Walk:
     def _no_sum(self, output: Operation) -> NotClosedError:
         given = ", ".join(str(self._graph.operations[name].shape) for name in self._span.inputs if name) or "nothing"
         return NotClosedError(
-            f"its output ({output.operator} {output.name!r}, shape {output.shape}) is not a sum of what it was given "
-            f"({given}) and of branches, so it is not residual",
+            f"its output ({output.operator} {output.name!r}, shape {output.shape}) is not a sum of its input "
+            f"({given}) and branches, so it is not residual",
             "add what the block is given to its output: `return x + f(x)`, in one shape",
         )
 
@@ -242,14 +242,14 @@ class _Walk:
         return bool(own) and not any(parameter.requires_grad for parameter in own)
 
     def _own(self, path: str) -> bool:
-        """Return whether a parameter is one of the block's that trains."""
+        """Return whether a parameter belongs to the block and is trainable."""
         module, _, name = path.rpartition(".")
         owner = self._modules.get(module)
         parameter = None if owner is None else owner._parameters.get(name)
         return path.startswith(f"{self._block}.") and parameter is not None and parameter.requires_grad
 
     def _is_weight(self, operation: Operation) -> bool:
-        """Return whether an operation is a parameter, perhaps in another shape."""
+        """Return whether an operation is a parameter, possibly reshaped."""
         while operation.operator in _MOVES and operation.module is None and operation.inputs:
             operation = self._graph.operations[operation.inputs[0]]
         return operation.operator == "Parameter"

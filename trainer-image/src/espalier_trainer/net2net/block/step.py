@@ -31,8 +31,8 @@ class BlockAdded(GrowthStep):
     def described(cls, traced: Traced, architecture: Architecture, before: Architecture | None) -> Architecture:
         """Return the description with its runs of blocks; see `GrowthStep.described`.
 
-        Each run is tried on values, unless `before` lists those that passed. Groups of channels within one block of a
-        run are left out: widening one would make the blocks unequal.
+        Each run is tried on values, unless `before` lists the runs that passed. Groups of channels within one block of
+        a run are left out: widening one would make the blocks unequal.
         """
         whole = is_whole(traced.insertion)
         if before is None:
@@ -78,13 +78,13 @@ class BlockAdded(GrowthStep):
         return self.insertion is Insertion.UNFOLD and bool(unfolding(model))
 
     def holds_up(self, model: nn.Module, action: Action) -> bool:
-        """Return whether an action has to wait until this run has unfolded: any but adding blocks to other runs."""
+        """Return whether an action has to wait for this run to unfold: any except adding blocks to other runs."""
         if self.insertion is not Insertion.UNFOLD or not (blocks := unfolding(model)):
             return False
         return action.kind != ADD_BLOCK.name or action.target in blocks
 
     def advance(self, model: nn.Module, used: float) -> None:
-        """Let the run unfold further; see `GrowthStep.advance`."""
+        """Unfold the run further; see `GrowthStep.advance`."""
         if self.insertion is Insertion.UNFOLD:
             advance(model, used)
 
@@ -95,7 +95,7 @@ class BlockAdded(GrowthStep):
 
 
 def blocks_of(architecture: Architecture) -> tuple[tuple[BlockAdded, ...], bool]:
-    """Return the steps that added the blocks in a description, and whether layers were grown in them before."""
+    """Return the steps that added the blocks in a description, and whether layers had been grown in them before."""
     steps: list[BlockAdded] = []
     late = False
     for point in architecture.blocks or ():

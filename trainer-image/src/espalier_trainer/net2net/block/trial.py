@@ -1,8 +1,8 @@
-"""Tries runs of blocks before they are offered.
+"""Trials of runs of blocks before they are offered.
 
-First on the meta device: with one more block, does the model run each block once more, and everything else as before?
-Then on values: does each new block return, bit for bit, what it was given, in eval and in train mode? Its weights are
-perturbed for that, because a block that is closed already (a zero-initialised one) would hide what does not close it.
+The first trial, on the meta device, adds one block: the model must run each block once more, and everything else as
+before. The second, on values: each new block must return its input, bit for bit, in eval and in train mode. Its weights
+are perturbed for that: a block that is closed already (zero-initialised) would hide wrong closing parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from espalier_trainer.net2net.trace.tracing import Traces, change, traces
 
 
 def block_point(place: BlockPlace, *, whole: bool) -> BlockPoint:
-    """Return the api's point for a place."""
+    """Return a place as the `BlockPoint` of a description."""
     stem, number = place.run.stem_and_number
     return BlockPoint(
         id=place.id,
@@ -40,7 +40,7 @@ def block_point(place: BlockPlace, *, whole: bool) -> BlockPoint:
 
 
 class MisfitError(GrowthError):
-    """The model's forward does not take another block."""
+    """The model's forward does not accept another block."""
 
     def __init__(self, reason: RefusalReason) -> None:
         super().__init__("".join((reason.at, reason.at and ": ", reason.text, "; ", reason.remedy)))
@@ -50,7 +50,7 @@ class MisfitError(GrowthError):
 def misfits(
     model: nn.Module, before: Traces, example_input: ExampleInput, places: Sequence[BlockPlace], *, whole: bool
 ) -> dict[str, MisfitError]:
-    """Return the ids of the places where the model's forward does not take another block, with the reasons.
+    """Return the reasons by id of the places where the model's forward does not accept another block.
 
     Each is tried alone: two lists may fit together that do not fit alone.
     """
@@ -61,7 +61,7 @@ def misfits(
 def check_layers(
     grown: nn.Module, before: Traces, example_input: ExampleInput, places: Iterable[BlockPlace], *, whole: bool
 ) -> None:
-    """Raise `MisfitError` unless `grown` runs what the description, that of `before` grown at these places, says."""
+    """Raise `MisfitError` unless `grown` runs as the description of `before`, grown at these places, says."""
     points = tuple(block_point(place, whole=whole) for place in places)
     wanted = Architecture(layers=before.training.layers(), outputs=before.training.outputs, blocks=points)
     for point in points:
@@ -106,7 +106,7 @@ def _misfit(
 
 
 def _shared(model: nn.Module, places: Sequence[BlockPlace]) -> nn.Module:
-    """Return a copy with the model's tensors, but for those of the blocks that growth changes."""
+    """Return a copy that shares the model's tensors, except those of the blocks that growth changes."""
     trial = copied(model, share=True)
     for place in places:
         for block, names in zip(place.run.blocks, place.closing, strict=True):
@@ -119,10 +119,10 @@ def _shared(model: nn.Module, places: Sequence[BlockPlace]) -> nn.Module:
 
 
 def not_identities(grown: nn.Module, blocks: Mapping[str, int], example_input: ExampleInput) -> dict[str, str]:
-    """Return, for each of these blocks that does not return what it is given, what it does instead.
+    """Return, for each of these blocks that does not return its input, a description of the difference.
 
-    `blocks` says by path which tensor among a block's arguments it is to return. Both modes are tried, train mode where
-    the model has one on the example. `grown` may be changed: batch norms move their statistics.
+    `blocks` gives by path the index, among a block's tensor arguments, of the one that it must return. Both modes are
+    tried, train mode where the model runs in it on the example. Batch norms of `grown` move.
     """
     problems: dict[str, str] = {}
     args, kwargs = as_arguments(example_input)
@@ -142,7 +142,7 @@ def not_identities(grown: nn.Module, blocks: Mapping[str, int], example_input: E
 
 
 class _Watch:
-    """Compares what a block returns with a copy of what it was given."""
+    """Hook pair that compares a block's output with a copy of its input."""
 
     def __init__(self, path: str, entry: int, mode: str, problems: dict[str, str]) -> None:
         self._path, self._entry, self._mode, self._problems = path, entry, mode, problems
@@ -159,11 +159,11 @@ class _Watch:
             apart = (returned - given).abs().max().item() if returned.shape == given.shape else float("nan")
             self._problems.setdefault(
                 self._path,
-                f"with its last projections at zero it still changes what it is given, by up to {apart:.1e} in "
+                f"with its last projections at zero it still changes its input, by up to {apart:.1e} in "
                 f"{self._mode} mode",
             )
 
 
 def with_choice(place: BlockPlace, choice: frozenset[str]) -> BlockPlace:
-    """Return the place closed by other parameters, the same in each block."""
+    """Return the place closed by these parameters in every block."""
     return replace(place, closing=tuple(choice for _ in place.run.keys))

@@ -1,20 +1,20 @@
-"""Two copies of a run of blocks that first compute what the run did, and unfold to a run twice as long.
+"""Gradual growth of a run of blocks: two copies that first compute what the run did, and unfold to a run twice as long.
 
-Let h be what the run is given, B₁ and B₂ its copies, and g the *gate*, which training moves from 0 to 1:
+Let h be the run's input, B₁ and B₂ its copies, and g the *gate*, which training moves from 0 to 1:
 
     h₁ = h  + t (B₁(h) - h)
     h₂ = h₁ + t (B₂(i) - i),    i = h + g (h₁ - h),    t = 1 / (2 - g)
 
 The closing parameters of all blocks are multiplied by (2 - g) / 2. With g = 0 both copies read h, and each adds half of
-what the run added: h₂ = B(h), so the growth changes no output. With g = 1 the second copy reads what the first returns,
+the run's change: h₂ = B(h), so the growth changes no output. With g = 1 the second copy reads the output of the first,
 t is 1, and the two are the run that `insertion: Scaled` makes at once. All blocks learn from the first step on.
 
 The gate is a buffer, so it travels with the weights. `advance` moves it by the used share of the budget, in all workers
-alike. A trace sees the model as it will be (`blocks.plainly`).
+alike. A trace sees the model fully unfolded (`blocks.plainly`).
 
-Hooks of the blocks mix what the copies read. So a block that is computed again by itself in the backward pass (gradient
-checkpointing around its call) would read something else than before: that is refused. Around the forward of a block
-(`training.gradientCheckpointing`), or around the whole run, it is right.
+Hooks of the blocks mix the inputs of the copies. So a block that is recomputed on its own in the backward pass
+(gradient checkpointing around its call) would read another input than before: that is refused. Checkpointing around the
+forward of a block (`training.gradientCheckpointing`), or around the whole run, is correct.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from espalier_trainer.net2net.modules import ExampleInput, copied, device_of
 logger = logging.getLogger(__name__)
 
 SHARE: Final = 0.15
-"""Of the budget in which a run unfolds; at most half of what is left of it."""
+"""Share of the budget over which a run unfolds; at most half of the rest of the budget."""
 NAME: Final = "unfolding"
-"""The child of the first new block that holds the gate."""
+"""Name of the child of the first new block that holds the gate."""
 _NOT_BEGUN: Final = -1.0
 
 
@@ -54,20 +54,20 @@ class Unfolding(nn.Module):
         self.closing = dict(closing)
         self.register_buffer("gate", torch.tensor([0.0, _NOT_BEGUN], dtype=torch.float64))
         self.over = False
-        """Whether the gate is open, as a value that Python knows without asking the device."""
+        """Whether the gate is open, as a Python value that needs no synchronisation with the device."""
         self.given: Tensor | None = None
-        """What the run was given; this and the next two are only set while the run computes."""
+        """The run's input; like the next two, set only while the run computes."""
         self.stream: Tensor | None = None
-        """What a copy was given, to which it adds."""
+        """A copy's input on the residual stream, to which it adds its change."""
         self.read: Tensor | None = None
-        """What it reads."""
+        """The tensor that the copy reads."""
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
         self.over = float(self.gate[0]) >= 1
 
     def moved(self, used: float) -> float:
-        """Move the gate to where it is when the share `used` of the budget is; returns what closings change by."""
+        """Move the gate to its position at the budget's used share; return the factor for closing parameters."""
         before, began = self.gate.tolist()
         began = used if began < 0 else began
         share = min(SHARE, (1 - began) / 2)
@@ -77,9 +77,9 @@ class Unfolding(nn.Module):
         return float((2 - after) / (2 - before))
 
     def check_order(self) -> None:
-        """Raise `GrowthError` in a backward pass: what comes before in the run has not been computed again.
+        """Raise `GrowthError` in a backward pass: the part of the run before this one has not been recomputed.
 
-        Outside of it, it was left out (stochastic depth).
+        Outside a backward pass, that part was left out (stochastic depth).
         """
         if torch._C._current_graph_task_id() != -1:
             raise GrowthError(
@@ -91,7 +91,7 @@ class Unfolding(nn.Module):
 
 
 def unfold(model: nn.Module, place: BlockPlace, copies: Sequence[str]) -> None:
-    """Let the run of `model` unfold, in place, which was continued by `copies`, one of each of its blocks.
+    """Start the unfolding of the run of `model` that was continued by `copies`, one of each of its blocks, in place.
 
     Raises `GrowthError` where a module of the block has the name of the gate.
     """
@@ -107,20 +107,20 @@ def unfold(model: nn.Module, place: BlockPlace, copies: Sequence[str]) -> None:
 
 
 def check_recomputing(model: nn.Module, example_input: ExampleInput) -> None:
-    """Raise `GrowthError` where a step of `model`, a run of which unfolds, computes a block of it again by itself."""
+    """Raise `GrowthError` where a step of `model` recomputes a block of an unfolding run on its own."""
     for device in ("meta", None):
         try:
             both_passes(copied(model) if device is None else model, example_input, training=True, device=device)
             return
         except GrowthError:
             raise
-        # Whatever the user's forward, or torch's backward pass, raises on tensors without data or in train mode.
+        # The user's forward, or torch's backward pass, may raise anything on tensors without data or in train mode.
         except Exception:
             logger.debug("a step of %s cannot be tried", type(model).__name__, exc_info=True)
 
 
 def fold(model: nn.Module, blocks: Collection[str]) -> None:
-    """End the unfolding of the run that these blocks of `model` are of, in place: its gate is open, and gone."""
+    """End the unfolding of the run that contains these blocks of `model`, in place: open its gate and remove it."""
     for holder, gate in [found for found in _gates(model) if not found[1].closing.keys().isdisjoint(blocks)]:
         _move(model, gate, math.inf)
         for path in gate.closing:
@@ -129,7 +129,7 @@ def fold(model: nn.Module, blocks: Collection[str]) -> None:
 
 
 def advance(model: nn.Module, used: float) -> None:
-    """Move the gates of `model` to where they are when the share `used` of the budget is."""
+    """Move the gates of `model` to their positions at the used share `used` of the budget."""
     for _, gate in _gates(model):
         _move(model, gate, used)
 
@@ -158,7 +158,7 @@ def _move(model: nn.Module, gate: Unfolding, used: float) -> None:
 
 
 class _Enter:
-    """Before the first block of a copy: the second one reads something else than what the first returned."""
+    """Hook before the first block of a copy; changes the input of the second copy."""
 
     def __init__(self, gate: Unfolding, entry: int, second: bool) -> None:
         self.gate, self.entry, self.second = gate, entry, second
@@ -182,7 +182,7 @@ class _Enter:
 
 
 class _Leave:
-    """After the last block of a copy: it adds its part of what it has changed."""
+    """Hook after the last block of a copy; scales the change that it adds."""
 
     def __init__(self, gate: Unfolding, second: bool) -> None:
         self.gate, self.second = gate, second

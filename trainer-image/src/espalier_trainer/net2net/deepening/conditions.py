@@ -1,7 +1,7 @@
-"""The layers that can be repeated: the conditions, and the messages for each one that fails.
+"""Conditions for a layer to be repeated, and the message for each condition that fails.
 
-A layer may be a module of torch's, or a module of the user's or of a library's that calls torch's functions. A trace
-sees what such a module computes, operation by operation. For growth it is one layer (a matrix multiplication or a
+A layer may be a module of torch, or a module of the user or of a library that calls torch's functions. A trace records
+the operations of such a module. For growth it is one layer (a matrix multiplication or a
 convolution by the module's own weight: GPT-2's `Conv1D`, a `Conv2d` that pads as TensorFlow does), or one activation
 (a module without parameters that computes each entry from the same entry: GPT-2's own GELU).
 
@@ -34,14 +34,14 @@ TRANSPARENT = BATCH_NORMS | NORM_FUNCTIONS | {
     "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "LocalResponseNorm",
     "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout", "Identity",
 }  # fmt: skip
-"""What may lie between a layer and its activation, besides additions."""
+"""Operators that may lie between a layer and its activation, besides additions."""
 
 
 class InsertionRefusedError(Exception):
     """A place fails a condition; the text completes `... cannot be deepened: `."""
 
     def __init__(self, reason: str, at: str = "") -> None:
-        """`at` is file and line of the call that decides, `model.py:12`; empty where it is the forward as a whole."""
+        """`at` is file and line of the call that decides, `model.py:12`; empty where the forward as a whole decides."""
         super().__init__(reason)
         self.at = at
 
@@ -58,12 +58,12 @@ def check_layer(layer: Operation, modules: Mapping[str, nn.Module], graph: Graph
     if calls > 1:
         if path in graph.reached(f"{path}:1"):
             raise InsertionRefusedError(
-                f"{path!r} is called {calls} times, on what comes of its own result, and growth would change each "
+                f"{path!r} is called {calls} times, on its own result, and growth would change each "
                 "call; grow another layer, or give each call a separate module, with weights of its own"
             )
         raise InsertionRefusedError(
-            f"{path!r} is called {calls} times and growth would change each call; concatenate what the calls are "
-            "given and call it once (`torch.cat`, then `chunk`), or give each call a separate module"
+            f"{path!r} is called {calls} times and growth would change each call; concatenate the inputs of the "
+            "calls and call it once (`torch.cat`, then `chunk`), or give each call a separate module"
         )
     if why := why_parametrized(path, modules[path]):
         raise InsertionRefusedError(why)
@@ -101,7 +101,7 @@ def within(path: str, module: str) -> bool:
 
 
 def reasons_of_layers(modules: Mapping[str, nn.Module], graph: Graph, marks: tuple[str, ...]) -> dict[str, str]:
-    """Return for every layer the reason to give if it is not a growth point."""
+    """Return, for every layer, the reason why it is not a growth point unless the search finds it to be one."""
     reasons = why_transposed(modules)
     reasons |= {
         path: f"{path!r} is not called by itself in the model's forward"
@@ -124,7 +124,7 @@ def reasons_of_layers(modules: Mapping[str, nn.Module], graph: Graph, marks: tup
 
 
 def why_no_mark(mark: str, graph: Graph) -> str:
-    """Return why a marked block is not a growth point."""
+    """Return the reason why a marked block is not a growth point."""
     if not graph.calls.get(mark):
         return f"the marked block {mark!r} is not called as a whole in the model's forward"
     return (
@@ -134,7 +134,7 @@ def why_no_mark(mark: str, graph: Graph) -> str:
 
 
 def _why_no_activation(layer: Operation, graph: Graph) -> str:
-    """Describe what comes after the layer instead of an activation."""
+    """Describe the operation that follows the layer in place of an activation."""
     waiting = [layer.name]
     for name in waiting:  # grows while it is read
         for reader in graph.consumers[name]:
@@ -154,7 +154,7 @@ PRODUCTS: Mapping[str, str] = {
     **{name: name for name in LAYERS},
     **dict.fromkeys(("Addmm", "MatMul", "Baddbmm", "Einsum"), "Linear"),
 }
-"""Functions of a weight, and what layer a module that calls one is."""
+"""Functions of a weight, and the layer that a module calling one counts as."""
 
 _ELEMENTWISE = ACTIVATIONS | {
     "Add", "Sub", "Mul", "Div", "Neg", "Pow", "Square", "Abs", "Exp", "Erf", "Sqrt", "Clamp", "Clip", "ClampMin",
@@ -166,11 +166,11 @@ _STAND_INS: Mapping[str, Mapping[str, AttributeValue]] = {
     "SiLU": {},
     "GELU": {"approximate": "none"},
 }
-"""Activations of torch that are inserted where a model has its own, added to the identity: exact whatever it is."""
+"""Activations of torch inserted, added to the identity, where a model has its own: exact whatever its own is."""
 
 
 def own_layers(modules: Mapping[str, nn.Module], graph: Graph) -> dict[str, Operation]:
-    """Return the layers by the operations whose output they return; each carries the path of its module."""
+    """Return the user's own layers by the operations whose output they return; each carries the path of its module."""
     found: dict[str, Operation] = {}
     for path, module, inside in _called_once(modules, graph):
         weight = module._parameters.get("weight")
@@ -186,7 +186,7 @@ def own_layers(modules: Mapping[str, nn.Module], graph: Graph) -> dict[str, Oper
 
 
 def own_activations(modules: Mapping[str, nn.Module], graph: Graph) -> dict[str, Operation]:
-    """Return the activations by the operations whose output they return, each with the operator that stands in."""
+    """Return the user's own activations by the operations whose output they return, each with its stand-in operator."""
     found: dict[str, Operation] = {}
     for path, module, inside in _called_once(modules, graph):
         if any(True for _ in module.parameters(recurse=False)) or len(inside) < 2:
@@ -205,7 +205,7 @@ def own_activations(modules: Mapping[str, nn.Module], graph: Graph) -> dict[str,
 def _called_once(
     modules: Mapping[str, nn.Module], graph: Graph
 ) -> Iterator[tuple[str, nn.Module, tuple[Operation, ...]]]:
-    """Yield the modules that are no single operations, were called once, and what each computed to return a tensor."""
+    """Yield the modules called once that are not single operations, with the operations that computed their tensor."""
     for path, name in graph.results.items():
         module = modules.get(path)
         if not path or module is None or graph.calls.get(path) != 1 or is_leaf(module) or name not in graph.operations:
@@ -218,15 +218,15 @@ def _called_once(
 
 
 def _given(graph: Graph, path: str) -> tuple[str, ...]:
-    """Return what the only call of a module read from outside it, weights left out."""
+    """Return the values from outside that the only call of a module read, without weights."""
     spans = graph.spans.get(path, ())
     return tuple(name for name in spans[0].inputs if name) if spans else ()
 
 
 def way(graph: Graph, operation: Operation) -> str | None:
-    """Return the input whose values an operation shifts or scales by others of less shape; None where there is none.
+    """Return the input that an operation shifts or scales by values of a smaller shape; None where there is none.
 
-    A norm's weight and bias, a frozen batch norm's factors, a gate for each channel, stochastic depth's for each
+    Examples: a norm's weight and bias, a frozen batch norm's factors, a gate per channel, stochastic depth's factor per
     example.
     """
     if operation.operator not in ("Add", "Sub", "Mul", "Div") or operation.shape is None:
@@ -239,7 +239,7 @@ def way(graph: Graph, operation: Operation) -> str | None:
 
 
 def _constant(graph: Graph, name: str) -> bool:
-    """Return whether an operation depends on parameters and buffers only."""
+    """Return whether an operation depends only on parameters and buffers."""
     operation = graph.operations[name]
     return operation.operator in ("Parameter", "Buffer") or (
         bool(operation.inputs) and all(_constant(graph, given) for given in operation.inputs)
@@ -247,9 +247,9 @@ def _constant(graph: Graph, name: str) -> bool:
 
 
 def called_functions(modules: Mapping[str, nn.Module], graph: Graph, layers: Iterable[Operation]) -> dict[str, Refusal]:
-    """Return for each weight that a function is called with why it cannot be repeated; by its path, or its layer's.
+    """Return refusals of the weights that functions are called with, by the weight's path or its layer's.
 
-    `layers` are the modules that count as layers though they call functions.
+    `layers` are the modules that count as layers although they call functions.
     """
     constants = _constants(graph)
     known = {str(layer.module) for layer in layers}
@@ -280,7 +280,7 @@ def called_functions(modules: Mapping[str, nn.Module], graph: Graph, layers: Ite
 
 
 def _constants(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """Return for each operation that depends on parameters and buffers only those parameters that have two axes."""
+    """Return, for each operation on parameters and buffers only, those parameters that have two or more axes."""
     found: dict[str, tuple[str, ...]] = {}
     for name, operation in graph.operations.items():
         if operation.operator == "Parameter":

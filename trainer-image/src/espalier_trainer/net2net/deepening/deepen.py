@@ -47,7 +47,7 @@ def growth_points(
     return [place.point(insertion) for place in insertion_points(model, example_input).found]
 
 
-@torch.inference_mode(False)  # what is made in that mode could never be trained
+@torch.inference_mode(False)  # tensors made in that mode could never be trained
 def deepen(
     model: nn.Module,
     point_id: str,
@@ -67,8 +67,8 @@ def deepen(
     optimizer to `grow_optimizer`, because the copy has new parameters. A convolution in reduced precision (TF32 on
     CUDA) rounds the values that pass an identity layer, as it rounds any input.
 
-    A new convolution looks to the sides to which the one before it is padded. Where an output would then depend on what
-    it may not depend on (`probe.forbidden`), it is pointwise. This is measured; `pointwise` sets it instead.
+    A new convolution looks to the sides to which the one before it is padded. Where an output would then depend on an
+    entry that it must not depend on (`probe.forbidden`), it is pointwise. This is measured, unless `pointwise` is set.
 
     Raises `GrowthError` with the layer and the reason if `point_id` is not a growth point.
     """
@@ -77,7 +77,7 @@ def deepen(
     return grown
 
 
-@torch.inference_mode(False)  # what is made in that mode could never be trained
+@torch.inference_mode(False)  # tensors made in that mode could never be trained
 def deepen_in_place(
     model: nn.Module,
     point_id: str,
@@ -115,7 +115,7 @@ def _deepen(
 
 
 def refused_deepenings(model: nn.Module, example_input: ExampleInput) -> dict[str, Refusal]:
-    """Return, for each layer or mark that is no growth point, why not, where that is decided, and what would help.
+    """Return the refusal of each layer or mark that is not a growth point: reason, place in the code and remedy.
 
     Raises `GrowthError` if the model cannot be run on the example.
     """
@@ -131,7 +131,7 @@ def insertion_points(model: nn.Module, example_input: ExampleInput) -> Insertion
 def _judged(model: nn.Module, graph: Graph, places: InsertionPoints) -> InsertionPoints:
     if graph.data_dependent and not places.found:
         raise GrowthError(
-            f"{type(model).__name__} decides by the values of a tensor what it executes ({graph.data_dependent}), so "
+            f"{type(model).__name__} branches on a tensor's values ({graph.data_dependent}), so "
             "its layers cannot be followed; mark the places that may grow with DeepenBlock, or compute both branches "
             "and choose with torch.where"
         )
@@ -180,7 +180,7 @@ class Deepened(GrowthStep):
     point: str
     insertion: Insertion = Insertion.EXACT
     pointwise: bool | None = None
-    """Whether a new convolution mixes channels only; None: measured, as by `deepen`."""
+    """Whether a new convolution mixes channels only; None to measure it, as `deepen` does."""
 
     @classmethod
     def described(cls, traced: Traced, architecture: Architecture, before: Architecture | None) -> Architecture:
@@ -230,7 +230,7 @@ def rebuild(model: nn.Module, architecture: Architecture, example_input: Example
 
 
 def history_of(architecture: Architecture) -> tuple[Deepened | BlockAdded, ...]:
-    """Return the steps in a description that only added layers, point by point: their original order is unknown.
+    """Return the steps in a description with added layers only, point by point: their original order is unknown.
 
     Blocks that hold grown layers were copied after these were grown, others before.
     """

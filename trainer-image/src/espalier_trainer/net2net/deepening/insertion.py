@@ -1,6 +1,6 @@
-"""One inserted block: its layers, how it is built, and the values that make it an identity.
+"""One inserted block: its layers, its construction, and the values that make it an identity.
 
-With `f` the activation, `W` the new layer and `x` what the host module returns:
+With `f` the activation, `W` the new layer and `x` the output of the host module:
 
 - `f` idempotent (f(f(x)) = f(x)): `x = f(z)` becomes `f(W x)`, W the identity (Net2Net's insertion);
 - `f` not idempotent: `x` becomes `x + f(W x)`, W zero; needs f(0) = 0.
@@ -9,10 +9,10 @@ Where the activation is not a separate module (`F.relu` in a forward, a ReLU sha
 inserted at its *input* `z`, before the existing activation: `z` becomes `W f(z)`, or `z + W f(z)`. The sequence of
 layers is the same as above. All four forms are exact in eval and in train mode.
 
-An inserted convolution looks to the sides to which the one that it repeats was padded. A convolution with `before` and
-`after` entries of padding (its own, or of pads before it) and kernel extent `before + after` looks that far back and
-ahead. The inserted one gets the same sides, and its identity the tap between them: after a causal convolution (padded
-on one side) it is causal, too.
+An inserted convolution looks to the same sides as the one that it repeats. A convolution with `before` and `after`
+entries of padding (its own, or from pads before it) and kernel extent `before + after` looks that far back and ahead.
+The inserted one gets the same sides, with the identity at the tap between them: after a causal convolution (padded on
+one side) it is causal, too.
 
 Sources of the values: Chen, Goodfellow, Shlens, "Net2Net" (2016), section 2.3 (identity layers); Lamelas section 4.3
 (identity batch norm). They are written in place, into tensors of any floating type and device.
@@ -38,7 +38,7 @@ from espalier_trainer.net2net.trace.operators import IDEMPOTENT
 from espalier_trainer.net2net.trace.tracing import trace
 
 SLOPE_AT_ZERO: Mapping[str, str] = {"LeakyReLU": "negative_slope", "ELU": "alpha"}
-"""The setting that is an activation's slope at 0 (torch uses the slope from the left); with 0 it is a ReLU."""
+"""Setting that gives an activation's slope at 0 (torch uses the slope from the left); with 0 it is a ReLU."""
 
 _PRELU_SLOPE = 0.25
 """torch's initial slope of a PReLU."""
@@ -64,11 +64,11 @@ class DeepeningBlock:
     activation: str
     activation_attributes: tuple[tuple[str, AttributeValue], ...] = ()
     activation_first: bool = False
-    """The host's output is the activation's input."""
+    """Whether the host's output is the activation's input."""
     kernel_size: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
     taps: tuple[int, ...] = ()
-    """Per spatial dimension the kernel's tap that carries the identity."""
+    """Index of the kernel's tap that carries the identity, per spatial dimension."""
     groups: int = 1
     padding_mode: str = "zeros"
     norm: Norm | None = None
@@ -90,25 +90,25 @@ class DeepeningBlock:
 
     @property
     def pointwise(self) -> bool:
-        """Return whether it mixes channels only, and no positions."""
+        """Return whether the block mixes channels only, not positions."""
         return all(size == 1 for size in self.kernel_size)
 
     def without_neighbours(self) -> DeepeningBlock:
-        """Return the pointwise block, which looks no further than what it reads; this one if it is that already."""
+        """Return the pointwise block, which reads no neighbouring positions; this one if it is pointwise already."""
         if self.pointwise:
             return self
         ones = (1,) * len(self.kernel_size)
         return replace(self, kernel_size=ones, dilation=ones, taps=(0,) * len(ones), padding_mode="zeros")
 
     def variant(self, insertion: Insertion) -> DeepeningBlock:
-        """Return the block as this insertion makes it: the exact one has no batch norm."""
+        """Return the block for this insertion: the exact one has no batch norm."""
         return self if Insertion(insertion).normed else replace(self, norm=None)
 
 
 def block_like(
     module: nn.Module, graph: Graph, layer: Operation, activation: Operation, activation_first: bool, norm: Norm | None
 ) -> DeepeningBlock:
-    """Return what one insertion after `layer` of a traced model consists of."""
+    """Return the block of one insertion after `layer` of a traced model."""
     attributes = tuple(sorted(activation.attributes.items()))
     if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return DeepeningBlock(
@@ -144,7 +144,7 @@ def is_pointwise(inserted: Iterable[Layer]) -> bool:
 
 
 def build(block: DeepeningBlock, like: Tensor | None = None) -> nn.Module:
-    """Return the new layers with identity values, of `like`'s device, floating type and layout.
+    """Return the new layers with identity values, on `like`'s device and with its floating type and layout.
 
     Without `like` they are on the meta device, which has no values.
     """
@@ -194,7 +194,7 @@ def initialise(module: nn.Module, block: DeepeningBlock) -> None:
 
 @lru_cache(maxsize=1024)
 def insertion_layers(block: DeepeningBlock) -> tuple[Layer, ...]:
-    """Return the description of a built block, names and inputs relative to it, `""` its input."""
+    """Return the description of a built block; names and inputs are relative to it, and `""` is its input."""
     size = tuple(max(1, 2 * (before + after)) for before, after in block.sides)
     shape = (2, block.channels, *size) if size else (2, block.channels)
     graph = trace(build(block), torch.empty(shape, device="meta"))
@@ -263,7 +263,7 @@ _PAD_OPERATORS = re.compile(r"Pad|(?:Zero|Constant|Reflection|Replication|Circul
 
 
 def taps_of(graph: Graph, layer: Operation, module: Convolution) -> tuple[int, ...]:
-    """Return for each spatial axis the kernel's tap that carries the identity, for a layer and what pads its input."""
+    """Return, per spatial axis, the kernel's tap that carries the identity, given a layer and the pads of its input."""
     sides = _own_padding(module)
     name = layer.inputs[0]
     while name in graph.operations and _PAD_OPERATORS.fullmatch(graph.operations[name].operator):
@@ -303,7 +303,7 @@ def _own_padding(module: Convolution) -> list[tuple[int, int]]:
 
 
 def _pads(pad: Operation, axes: int) -> list[tuple[int, int]]:
-    """Return what a pad adds before and after each of the last axes; torch lists the last axis first."""
+    """Return a pad's padding before and after each of the last axes; torch lists the last axis first."""
     attributes: Mapping[str, object] = pad.attributes
     given = attributes.get("padding", attributes.get("pad", attributes.get("arg1", ())))
     flat = [given] * 2 * axes if isinstance(given, int) else list(given) if isinstance(given, tuple) else []
@@ -340,10 +340,10 @@ def identity_kernel_(weight: Tensor, taps: tuple[int, ...]) -> None:
 
 @torch.no_grad()
 def identity_scale_(gamma: Tensor, variance: Tensor, eps: float) -> None:
-    """Set a batch norm's gamma to sqrt(variance + eps), which is exactly what the batch norm divides by.
+    """Set a batch norm's gamma to sqrt(variance + eps), the exact divisor of the batch norm.
 
-    The published identity batch norm (gamma = variance = 1) divides by sqrt(1 + eps) and is wrong by eps / 2,
-    5e-6 of the value at torch's default.
+    The published identity batch norm (gamma = variance = 1) divides by sqrt(1 + eps) and is wrong by eps / 2, 5e-6 of
+    the value at torch's default.
     """
     gamma.copy_(torch.sqrt(variance.double() + eps))
 

@@ -1,9 +1,9 @@
-"""Finds in a trace where a model can be deepened, and for every other layer why it cannot.
+"""Search of a trace for places where a model can be deepened, with a reason for every other layer.
 
 A place is a layer (linear or convolution) whose output reaches an activation through normalisation, dropout and
 additions only: without an activation in between, two layers compute no more than one (Lamelas, figure 3). If the model
-has marked blocks, only these are places. A place is named by the path of its mark or its layer. The search ignores
-everything that growth has added, so ids are the same before and after any growth.
+has marked blocks, only these are places. A place is named by the path of its mark or its layer. The search ignores all
+modules that growth has added, so ids are the same before and after any growth.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MAX_ADDITIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class InsertionPoint:
-    """A growth point, and what is needed to grow it."""
+    """A growth point, with everything needed to grow it."""
 
     id: str
     layer: str
@@ -66,7 +66,7 @@ class InsertionPoint:
     grown: int
 
     def without_neighbours(self) -> InsertionPoint:
-        """Return the point with an insertion that mixes channels only, and no positions."""
+        """Return the point with an insertion that mixes channels only, not positions."""
         return replace(self, block=self.block.without_neighbours())
 
     @property
@@ -75,7 +75,7 @@ class InsertionPoint:
         return f"{self.host}.{STACK}" if self.host else STACK
 
     def point(self, insertion: Insertion) -> GrowthPoint:
-        """Return the api's growth point, for this kind of insertion."""
+        """Return the point as the `GrowthPoint` of a description, for this kind of insertion."""
         return GrowthPoint(
             id=self.id,
             kind=self.block.operator,
@@ -88,19 +88,19 @@ class InsertionPoint:
 
 @dataclass(frozen=True)
 class InsertionPoints:
-    """All insertion points of a model in execution order, and the reason for each layer or mark that is none."""
+    """All insertion points of a model in execution order, and the refusal of each other layer or mark."""
 
     found: tuple[InsertionPoint, ...]
     refused: dict[str, Refusal]
 
     def without(self, model: nn.Module, failed: Mapping[str, str | InsertionRefusedError]) -> InsertionPoints:
-        """Return the places of a model without those that failed a trial, and keep the reasons."""
+        """Return the insertion points without the places that failed a trial, which are refused with the reasons."""
         return InsertionPoints(
             tuple(place for place in self.found if place.id not in failed), self.refused | _refusals(model, failed)
         )
 
     def get(self, point_id: str) -> InsertionPoint:
-        """Return the place with this id; raises `GrowthError` with the reason, or with the known ids."""
+        """Return the place with this id; raise `GrowthError` with the refusal's reason, or with the known ids."""
         for place in self.found:
             if place.id == point_id:
                 return place
@@ -118,11 +118,11 @@ def _refusals(model: nn.Module, reasons: Mapping[str, str | InsertionRefusedErro
 
 
 _REMEDY = "call it by itself, `y = self.layer(x)`; within a module of torch it cannot grow: add a whole block"
-"""Where a reason names none."""
+"""Remedy where a reason names none."""
 
 
 def find_insertion_points(model: nn.Module, graph: Graph) -> InsertionPoints:
-    """Return where `model`, of which `graph` is the trace, can be deepened."""
+    """Return the places where `model`, traced as `graph`, can be deepened."""
     return _Search(model, graph).places()
 
 
@@ -198,7 +198,7 @@ class _Search:
             yield mark, operation, chain
 
     def _layer_before(self, name: str, additions: int) -> _Chain | None:
-        """Return the layer whose output reaches operation `name`; at additions the shortest path decides."""
+        """Return the layer whose output reaches operation `name`; at additions the shortest path counts."""
         norm: Operation | None = None
         while True:
             operation = self._layers.get(name, self._graph.operations[name])
@@ -222,12 +222,12 @@ class _Search:
     def _place(self, point_id: str, activation: Operation, chain: _Chain) -> InsertionPoint:
         layer = chain.layer
         check_layer(layer, self._modules, self._graph, self._tied)
-        # Not the activation's own: where a stack lies before it, that may have been widened.
+        # Not the activation's own shape: a stack before it may have been widened.
         read = self._graph.operations[activation.inputs[0]].shape
         if read != layer.shape:
             raise InsertionRefusedError(
                 f"its output has shape {layer.shape}, the activation {activation.name!r} after it "
-                f"{read}; a layer that changes no shape has no place there"
+                f"{read}; only a layer that keeps the shape can be inserted there"
             )
         if activation.attributes.get(SLOPE_AT_ZERO.get(activation.operator, "")) == 0:
             raise InsertionRefusedError(
@@ -291,7 +291,7 @@ class _Search:
         module = self._modules[path]
         own_order = isinstance(module, nn.Sequential) and type(module).forward is not nn.Sequential.forward
         if own_order or isinstance(module, nn.ModuleList | nn.ModuleDict):
-            return False  # its forward may well run over its children, of which `grown` would be one
+            return False  # its forward may iterate over its children, which would include `grown`
         return (
             self._graph.calls.get(path) == 1
             and self._graph.results.get(path) == name
@@ -299,7 +299,7 @@ class _Search:
         )
 
     def _norm(self, chain: _Chain) -> Norm | None:
-        """Return the batch norm of the block, if one of its kind fits after the new layer."""
+        """Return the batch norm for the block, if one of this kind fits after the new layer."""
         if chain.norm is None or (chain.layer.operator == "Linear" and len(chain.layer.shape or ()) != 2):
             return None
         module = self._modules[chain.norm.scope if chain.norm.module is None else chain.norm.module]

@@ -1,15 +1,15 @@
-"""Tries places before they are offered.
+"""Trials of growth points before they are offered.
 
 Growth changes a host's class and adds the child `grown`. A forward that iterates over its children, counts them or
-reads `type(child)` may then behave differently, which shows only when it runs. The trial runs on a copy that shares the
+reads `type(child)` may then behave differently, which only running it shows. The trial runs on a copy that shares the
 model's tensors and has its new blocks on the meta device, first for all places together; if that fails, for subsets.
 Growth must be right in eval mode, too, so the places of both modes are compared.
 
-Then the trial measures how far insertions would look, and keeps them from looking where the model may not. All new
-places get their insertions with random values, and `probe` compares on what the outputs then depend. Where an output
-would depend on more than it may, the insertion is pointwise: it mixes channels, and no positions. Where that fails, too
-(a layer whose masked weights say what may depend on what), the place is refused. This needs the model to run on random
-values and to pass gradients to its input; where it does not, insertions are aligned by the padding (`insertion`).
+Then the trial measures how far insertions would look, and prevents them from looking where the model must not. All new
+places get insertions with random values, and `probe` compares the dependences of the outputs. Where an output would
+depend on more than it may, the insertion is pointwise: it mixes channels only, not positions. Where that fails, too (a
+layer whose masked weights restrict the dependences), the place is refused. This needs the model to run on random
+values and to pass gradients to its input; otherwise insertions are aligned by the padding (`insertion`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def checked_insertion_points(
 ) -> InsertionPoints:
     """Return the places of `model` that pass the trial; `graph` is its trace on the example.
 
-    `settled` says of all the places that there were before the model grew whether their insertions are pointwise: there
-    are no others, and how far they look is not measured again.
+    `settled` maps every place from before the model grew to whether its insertion is pointwise: there are no other
+    places, and how far they look is not measured again.
     """
     if settled is not None:
         return _checked(model, graph, example_input, settled)
@@ -66,7 +66,7 @@ def _tried(
     model: nn.Module, both: Traces, example_input: ExampleInput, settled: Mapping[str, bool] | None
 ) -> InsertionPoints:
     places = find_in_both_modes(model, both, example_input)
-    # What is grown already has stood it.
+    # Places that have grown already passed.
     new = [place for place in places.found if not place.grown]
     failed = failing(new, partial(_problem, model, both, example_input))
     places = places.without(model, {place.id: why for place, why in failed})
@@ -113,7 +113,7 @@ def _runs_as_before(places: Sequence[InsertionPoint], before: Graph, after: Grap
 def _problem(
     model: nn.Module, both: Traces, example_input: ExampleInput, places: Sequence[InsertionPoint]
 ) -> InsertionRefusedError | None:
-    """Return why `places` fail the trial together, None where they do not."""
+    """Return the reason why `places` fail the trial together; None where they pass."""
     try:
         trial = copied(model, share=True)
         real = both.training.real or both.evaluation.real
@@ -130,7 +130,7 @@ def _problem(
 
 
 def find_in_both_modes(model: nn.Module, both: Traces, example_input: ExampleInput) -> InsertionPoints:
-    """Return the places of the model in train mode that learn, and at which growth computes the same in eval mode."""
+    """Return the places of the model in train mode whose new layers learn and are exact in eval mode, too."""
     places = find_insertion_points(model, both.training)
     cut_off = severed(model, both.training, example_input)
     places = places.without(
@@ -155,12 +155,12 @@ def find_in_both_modes(model: nn.Module, both: Traces, example_input: ExampleInp
 def _difference(
     place: InsertionPoint, evaluated: Mapping[str, InsertionPoint], refused: Mapping[str, Refusal], both: Traces
 ) -> str | None:
-    """Return why a place of train mode is none in eval mode, None if growth is exact there."""
+    """Return the reason why a place of train mode is not one in eval mode; None if growth is exact there."""
     other = evaluated.get(place.id)
     if other is not None and (other.host, other.block) == (place.host, place.block):
         return None
     if other is None and _a_part(both.evaluation, both.training) and not executes(both.evaluation, place):
-        return None  # a head that only training has: in eval mode nothing of it is left
+        return None  # a head that exists only in training
     known = refused.get(place.id)
     why = f"{place.layer!r} and {place.host!r} are not called one after the other" if known is None else known.reason
     return f"in eval mode, the model executes something else there ({why}); let its forward do the same in both modes"
@@ -172,18 +172,18 @@ def executes(graph: Graph, place: InsertionPoint) -> bool:
 
 
 def _a_part(evaluation: Graph, training: Graph) -> bool:
-    """Return whether in eval mode a model executes nothing but a part of what it executes in train mode."""
+    """Return whether the model executes in eval mode a part of what it executes in train mode, and nothing else."""
     return all(training.operations.get(name) == one for name, one in evaluation.operations.items())
 
 
 def looking_no_further(
     model: nn.Module, both: Traces, places: InsertionPoints, example_input: ExampleInput
 ) -> InsertionPoints:
-    """Return the places with insertions after which no output depends on what it may not, and refuse the others."""
+    """Return the places with insertions that add no forbidden dependence to any output, and refuse the others."""
     new = [place for place in places.found if not place.grown]
     if not new or any(tensor.is_meta for _, tensor in held(model, "_parameters")):
         return places
-    # Batch norm and dropout apart, most models execute the same in both modes, and in eval mode examples stay apart.
+    # Apart from batch norm and dropout, most models execute the same in both modes, and eval mode separates examples.
     modes = (False,) if both.training.operations == both.evaluation.operations else (False, True)
     if _looks_everywhere(model, modes, example_input):
         return places
@@ -203,10 +203,10 @@ def looking_no_further(
 def _looks_everywhere(model: nn.Module, modes: Sequence[bool], example_input: ExampleInput) -> bool:
     """Return whether each output depends on everything already, as after a mean over all positions.
 
-    The weights are the model's own: a gradient that is not 0 proves a dependence with any. So most classifiers need no
-    copy in float64, whose weights take most of the time to draw.
+    The weights are the model's own: a gradient other than 0 proves a dependence with any weights. So most classifiers
+    need no copy in float64, whose random weights take most of the time.
     """
-    # Whatever the user's forward raises on random values: the other ways of running it decide.
+    # The user's forward may raise anything on random values: the other ways to run it decide.
     try:
         with undisturbed(model):
             found = [
@@ -225,8 +225,8 @@ def _type_of(model: nn.Module) -> torch.dtype:
 def _problems(
     model: nn.Module, start: Callable[[nn.Module], nn.Module], modes: Sequence[bool], example_input: ExampleInput
 ) -> Callable[[Sequence[InsertionPoint]], str | None] | None:
-    """Return what says of places what their insertions would look at; None where that cannot be measured."""
-    # Whatever the user's forward raises on random values, or in float64: then there is nothing to compare.
+    """Return a check of what the insertions at given places would look at; None where that cannot be measured."""
+    # The user's forward may raise anything on random values, or in float64: then there is nothing to compare.
     try:
         with undisturbed(model):
             randomness.seed_everything(0)
@@ -252,7 +252,7 @@ def _problems(
                 return f"the model fails on random values with one more layer there ({said})"
         found = next((why for one, other in zip(before, after, strict=True) if (why := forbidden(one, other))), None)
         return found and (
-            f"a new layer there would look at what the model keeps from its outputs: {found}; "
+            f"a new layer there would read values that the model hides from its outputs: {found}; "
             "grow at another place, or let the model mask after this one"
         )
 
@@ -274,7 +274,7 @@ def _insert_random(model: nn.Module, place: InsertionPoint) -> None:
 
 
 def _ungrown(model: nn.Module) -> nn.Module:
-    """Return a copy without what growth has added, so that the same places look the same before and after."""
+    """Return a copy without the modules added by growth, so that the same places look the same before and after."""
     trial = copied(model)
     for host in list(trial.modules()):
         if isinstance(host._modules.get(STACK), GrownStack):

@@ -21,19 +21,19 @@ class Operation:
     attributes: Mapping[str, AttributeValue]
     inputs: tuple[str, ...]
     parameters: int
-    """Trainable scalars first used here."""
+    """Number of trainable scalars first used here."""
     scope: str
-    """Path of the module in whose forward it runs; for a leaf module its own path."""
+    """Path of the module whose forward runs it; for a leaf module its own path."""
     module: str | None = None
-    """Path of the leaf module, `None` for a function."""
+    """Path of the leaf module; None for a function."""
     shape: tuple[int, ...] | None = None
-    """Shape of the output; `None` where it is not one tensor."""
+    """Shape of the output; None where it is not one tensor."""
     stack: str | None = None
-    """What growth added it: a key of `Graph.stacks`, `None` for an operation of the starting model."""
+    """Stack that it belongs to, a key of `Graph.stacks`; None for an operation of the starting model."""
     arguments: str = field(default="", compare=False)
     """All non-tensor arguments of a function as text; the description has only some of them."""
     in_hook: bool = field(default=False, compare=False)
-    """One of the model's own forward hooks called it."""
+    """Whether one of the model's own forward hooks called it."""
     written_at: str = field(default="", compare=False)
     """File and line of the call of a function, or of the first use of a parameter, `model.py:12`; else empty."""
 
@@ -41,9 +41,9 @@ class Operation:
 def without_looks(
     operations: Mapping[str, Operation], looked_at: Set[str], outputs: tuple[str, ...]
 ) -> dict[str, Operation]:
-    """Return the operations without the functions of which nothing but reads of their values (`looked_at`) comes.
+    """Return the operations without functions whose only use is that Python reads values (`looked_at`).
 
-    The scalars of a parameter that only these use count at its layer.
+    Scalars of a parameter that only these functions use count at its layer.
     """
     left, only_read = dict(operations), set(looked_at)
     readers = Counter(given for one in operations.values() for given in set(one.inputs))
@@ -64,7 +64,7 @@ def without_looks(
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One call of a module: the operations that made the tensors among its arguments, and among its results.
+    """One call of a module: the operations that made the tensors in its arguments, and in its results.
 
     A tensor that no operation made (a weight that is passed on) has the name "".
     """
@@ -75,7 +75,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The blocks grown at one place: the operation that they read, and the one that they return."""
+    """The blocks grown at one place: the operation that they read, and the one whose output they replace."""
 
     input: str
     output: str
@@ -83,30 +83,30 @@ class Stack:
 
 @dataclass(frozen=True)
 class Graph:
-    """Operations in execution order, and what the modules did."""
+    """Operations in execution order, and the calls and results of modules."""
 
     operations: Mapping[str, Operation]
     outputs: tuple[str, ...]
     calls: Mapping[str, int]
-    """How often each module was called (those inside a leaf module not counted)."""
+    """Number of calls of each module (modules inside a leaf module are not counted)."""
     results: Mapping[str, str]
-    """For each module that returned one tensor: the operation that made it, without blocks grown after the module."""
+    """Operation that made each module's result, where it is one tensor, before blocks grown after the module."""
     stacks: Mapping[str, Stack]
-    """By the path of a `GrownStack`, or of a block that growth added (`blocks.4`, its second call `blocks.4:1`)."""
+    """Stacks by path of a `GrownStack`, or of a block that growth added (`blocks.4`, its second call `blocks.4:1`)."""
     real: bool = False
-    """The model ran on its own device with real data, because it cannot run on meta tensors."""
+    """Whether the model ran on its own device with real data, because it cannot run on meta tensors."""
     data_dependent: ValueReading | None = None
-    """Where a tensor's values decide what is executed, if they do; those of masks and lengths do not count."""
+    """Place where a tensor's values decide the execution, None if nowhere; values of masks and lengths do not count."""
     answers: Mapping[ValueReading, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What the places that read values got, for runs without data (`reading.Answering`); empty if values decide."""
+    """Values read at each place, for runs without data (`reading.Answering`); empty if values decide."""
     severed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """File and line of the calls that keep gradients out (`torch.no_grad()`, `detach`), by the module that does."""
+    """File and line of calls that keep gradients out (`torch.no_grad()`, `detach`), by the module that calls them."""
     spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
-    """The calls of each module that is no single operation, in order."""
+    """Calls of each module that is not a single operation, in order."""
     consumers: Mapping[str, tuple[str, ...]] = field(init=False)
-    """For each operation: those that read it, in execution order."""
+    """Readers of each operation, in execution order."""
     _before: Mapping[str, str] = field(init=False, repr=False, compare=False)
-    """For each operation that is the output of a stack: the one that the stack reads."""
+    """For each operation that is the output of a stack, the operation that the stack reads."""
 
     def __post_init__(self) -> None:
         readers: dict[str, list[str]] = {name: [] for name in self.operations}
@@ -117,14 +117,14 @@ class Graph:
         object.__setattr__(self, "_before", {stack.output: stack.input for stack in self.stacks.values()})
 
     def unread(self) -> bool:
-        """Return whether a layer with parameters is computed that no output depends on."""
+        """Return whether the model computes a layer with parameters on which no output depends."""
         reached = self.reached()
         return any(
             one.module is not None and one.parameters and name not in reached for name, one in self.operations.items()
         )
 
     def reached(self, *names: str) -> set[str]:
-        """Return these operations and those that they depend on; those of the outputs where none is given."""
+        """Return these operations, or the outputs where none is given, with all operations that they depend on."""
         reached, waiting = set(names or self.outputs), list(names or self.outputs)
         while waiting:
             new = [name for name in self.operations[waiting.pop()].inputs if name not in reached]
@@ -133,11 +133,11 @@ class Graph:
         return reached
 
     def computes_as(self, other: Graph) -> bool:
-        """Return whether both call the same modules, and make their outputs by the same calls with the same numbers."""
+        """Return whether both call the same modules, and compute outputs by the same calls with the same numbers."""
         return self.calls == other.calls and self._made() == other._made()
 
     def _made(self) -> list[tuple[object, ...]]:
-        """Return the operations that outputs depend on, their inputs by number: names count what only a log reads."""
+        """Return the operations that outputs depend on, with inputs by number: names also count operations of logs."""
         reached = self.reached()
         number = {name: place for place, name in enumerate(name for name in self.operations if name in reached)}
         return [
@@ -146,7 +146,7 @@ class Graph:
         ] + [(number[name],) for name in self.outputs]
 
     def ungrown(self) -> Graph:
-        """Return the graph without the operations that growth added, as it was before."""
+        """Return the graph as it was before growth, without the operations that growth added."""
         original = self._original
         return Graph(
             operations={
@@ -170,7 +170,7 @@ class Graph:
         )
 
     def _original(self, name: str) -> str:
-        """Return the operation of the starting model that an operation, the output of a stack, began with."""
+        """Return the operation of the starting model that the stack ending in this operation first read."""
         while name in self._before:
             name = self._before[name]
         return name
@@ -179,7 +179,7 @@ class Graph:
         return any(path == stack or path.startswith(f"{stack}.") for stack in self.stacks)
 
     def ordered(self) -> tuple[Operation, ...]:
-        """Return the operations with what was grown directly after the operation that was there before it."""
+        """Return the operations, with grown ones directly after the operation that they were inserted after."""
         grown: dict[str, list[Operation]] = {}
         for operation in self.operations.values():
             if operation.stack is not None:

@@ -53,7 +53,7 @@ _FUNCTION_OPERATORS = {
     "selu": "SELU", "leaky_relu": "LeakyReLU", "logsigmoid": "LogSigmoid", "prelu": "PReLU", "rrelu": "RReLU",
     "layer_norm": "LayerNorm", "group_norm": "GroupNorm", "rms_norm": "RMSNorm",
 }  # fmt: skip
-"""Names that CamelCase alone would not give."""
+"""Names that differ from the function's name in CamelCase."""
 
 _FUNCTION_ATTRIBUTES: Mapping[str, Mapping[str, AttributeValue]] = {
     "ReLU": {}, "ReLU6": {}, "SiLU": {}, "Mish": {}, "Hardswish": {}, "Tanh": {}, "Sigmoid": {}, "SELU": {},
@@ -94,7 +94,7 @@ PASSING_ON = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropou
 """Leaf modules that may return their input tensor itself."""
 
 NO_CHANGE = frozenset({"contiguous", "to", "type", "type_as", "float", "double", "half", "bfloat16"})
-"""Tensor methods that return their tensor itself where there is nothing to do."""
+"""Tensor methods that return their tensor itself where nothing has to change."""
 
 SEVERING = frozenset(
     {torch.Tensor.detach, torch.Tensor.detach_, torch.detach, torch.detach_, cast(Any, torch.Tensor.data).__get__}
@@ -175,12 +175,12 @@ def function_attributes(operator: str, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def written_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return the arguments of a function as text, tensors and addresses of objects left out."""
+    """Return the arguments of a function as text, without tensors and addresses of objects."""
     return _ADDRESS.sub("", repr(tree_map_only(torch.Tensor, lambda _: ..., (args, dict(kwargs)))))
 
 
 def shape_only(values: torch.Tensor, *args: object, inplace: bool = False, **_kwargs: object) -> torch.Tensor:
-    """Stand for a function of `SHAPE_KEEPING` on a meta tensor."""
+    """Return the result of a function of `SHAPE_KEEPING` on a meta tensor."""
     # Only batch norm has another flag than `inplace`, and it comes after its four tensors.
     if inplace or any(flag is True for flag in args[:3]):
         return values
@@ -200,7 +200,7 @@ def _value(value: Any) -> AttributeValue:
         return value
     if isinstance(value, tuple | list | torch.Size) and all(type(item) is int for item in value):
         return tuple(value)
-    return _ADDRESS.sub("", str(value))  # a generator's, for example: it is another in each process
+    return _ADDRESS.sub("", str(value))  # addresses, such as a generator's, differ between processes
 
 
 def _holds_tensor(value: Any) -> bool:

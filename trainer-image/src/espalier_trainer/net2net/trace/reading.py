@@ -1,4 +1,4 @@
-"""Reads of a tensor's values into Python: which of them decide what a model executes, and which only check or log.
+"""Reads of a tensor's values into Python: reads that decide what a model executes, and reads that only check or log.
 
 A trace follows the branch that its run takes. To find out whether there is another one, the forward runs again with
 the other outcome of a comparison, or with other numbers (`decision`). Where that computes the same, or only raises,
@@ -40,9 +40,9 @@ READERS: Final = frozenset(
         *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero"),
     }
 )
-"""Functions and methods of torch that hand values to Python, where they can decide what is executed next."""
+"""Functions and methods of torch that pass values to Python, where they can decide what is executed next."""
 _MOST_CHANGES: Final = 1000
-"""Answers that are changed in one run: more come of a loop that never ends."""
+"""Maximum number of changed answers in one run: an endless loop gives more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +58,25 @@ class ValueReading:
 
 
 class EndlessError(BaseException):
-    """A run with another answer does far more than the one without. The user's `except Exception` must not see it."""
+    """A run with another answer does far more than the original. The user's `except Exception` must not catch it."""
 
 
 class Notes:
-    """What one run of a model reads; it may be told to answer differently at one place."""
+    """Record of the values that one run of a model reads; it may change the answer at one place."""
 
     def __init__(self, changed: ValueReading | None = None, change: Callable[[Any], Any] | None = None) -> None:
         self._changed, self._change = changed, change
         self.answers: dict[ValueReading, Any] = {}
         self.may_decide: dict[ValueReading, Any] = {}
-        """Reads of what growth may change, with the value."""
+        """Reads of values that growth may change, with the value."""
         self._unsteady: set[ValueReading] = set()
         self._changes = 0
         self._code: CodeType | None = None
         self.calls_since = 0
-        """Calls of modules after the first changed answer."""
+        """Number of module calls after the first changed answer."""
 
     def note(self, function: str, value: Any, *, grows: bool) -> Any:
-        """Return what the user's code gets for `value`, which `function` has read."""
+        """Record that `function` has read `value`; return the answer for the user's code."""
         reading, code = _place(function)
         if reading in self.answers and not _same(self.answers[reading], value):
             self._unsteady.add(reading)
@@ -90,11 +90,11 @@ class Notes:
         return answer
 
     def steady(self) -> dict[ValueReading, Any]:
-        """Return the answers of the places that have always given the same one."""
+        """Return the answers at the places that always gave the same one."""
         return {reading: value for reading, value in self.answers.items() if reading not in self._unsteady}
 
     def only_raised(self, error: BaseException) -> bool:
-        """Return whether a changed answer led to a `raise` of the user's code, and to nothing else."""
+        """Return whether a changed answer led to a `raise` in the user's code, and to nothing else."""
         if isinstance(error, SystemExit):
             return self.calls_since == 0
         frames = []
@@ -119,16 +119,16 @@ class Notes:
 
 
 _PLAIN: Final = frozenset({"__int__", "__float__", "__index__", "__complex__"})
-"""Readers from which Python takes numbers of its own types only."""
+"""Readers whose results Python accepts only as its own number types."""
 
 
 def decision(
     notes: Notes, run: Callable[[Notes], Any], alike: Callable[[Any], bool], *, most: int = 40
 ) -> ValueReading | None:
-    """Return the first read that decides what is executed, None where none does.
+    """Return the first read that decides what is executed; None where none does.
 
-    `run` runs the model with other answers, `alike` says whether it has done the same. More reads than `most` are
-    not looked at: then the first of them counts.
+    `run` runs the model with other answers, `alike` returns whether that run did the same. More reads than `most` are
+    not tested: then the first of the rest counts as deciding.
     """
     known = _KNOWN.get()
     reads = [(reading, value) for reading, value in notes.may_decide.items() if reading not in known]
@@ -148,7 +148,7 @@ def _outcome(notes: Notes, run: Callable[[Notes], Any], alike: Callable[[Any], b
             result = run(notes)
     except EndlessError:
         return False
-    # Whatever the user's forward raises on an answer that it has not had.
+    # The user's forward may raise anything on an answer that it never had.
     except (Exception, SystemExit) as error:
         return True if notes.only_raised(error) else None
     return alike(result)
@@ -156,7 +156,7 @@ def _outcome(notes: Notes, run: Callable[[Notes], Any], alike: Callable[[Any], b
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep to itself what a forward says about answers that it never had."""
+    """Suppress output, log lines and warnings of a forward about answers that it never had."""
 
     def stop(*_args: object, **_kwargs: object) -> None:
         raise SystemExit
@@ -173,11 +173,11 @@ def _quiet() -> Iterator[None]:
 
 
 _MOVES: Final = ((1, 1), (0, 0), (0, 1e6), (0, -1e6), (-1, 0), (0.5, 0), (2, 0))
-"""What numbers are multiplied by, and what is added, for other answers."""
+"""Pairs of a factor and a summand that turn a number into another answer."""
 
 
 def _changes(value: Any) -> Sequence[Callable[[Any], Any]]:
-    """Return what other answers than `value` there are; none for a text."""
+    """Return functions from the value to other answers; none for a text."""
     match value:
         case str():
             return ()
@@ -211,11 +211,11 @@ def _same(one: Any, other: Any) -> bool:
 
 
 _KNOWN: ContextVar[frozenset[ValueReading]] = ContextVar("espalier_known_readings", default=frozenset())
-"""Reads that decide nothing, as was found out before."""
+"""Reads that are known to decide nothing."""
 
 
 class Answering(TorchFunctionMode):
-    """Within the context, the places of `answers` read these: also of tensors without data, and of other values."""
+    """Within the context, the places in `answers` read these values, even from tensors with no or other data."""
 
     def __init__(self, answers: Mapping[ValueReading, Any]) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ _NOTES: ContextVar[Notes | None] = ContextVar("espalier_notes", default=None)
 
 @contextmanager
 def noting(notes: Notes) -> Iterator[None]:
-    """Within the context, comparisons of numbers that were read are noted."""
+    """Record comparisons of numbers that were read, within the context."""
     token = _NOTES.set(notes)
     try:
         yield
@@ -265,15 +265,15 @@ def noting(notes: Notes) -> Iterator[None]:
 
 
 class _Float(float):
-    """A number that was read from a tensor."""
+    """A float that was read from a tensor."""
 
 
 class _Int(int):
-    """A whole number that was read from a tensor."""
+    """An int that was read from a tensor."""
 
 
 def _watched(value: Any) -> Any:
-    """Return a number whose comparisons are noted; other values as they are."""
+    """Return a number whose comparisons are recorded; other values unchanged."""
     kind = {float: _Float, int: _Int}.get(type(value))
     if kind is not None:
         return kind(value)
@@ -304,7 +304,7 @@ for _kind, _base in ((_Float, float), (_Int, int)):
 
 
 def caller() -> str:
-    """Return file and line of the innermost frame that is neither torch's nor the recorder's."""
+    """Return file and line of the innermost frame outside torch and the recorder."""
     return _place("")[0].at
 
 

@@ -1,4 +1,4 @@
-"""The recorder: hooks on every module and a torch-function mode that together write a `Graph`."""
+"""The recorder: hooks on every module and a torch-function mode that together record a `Graph`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Recorder(TorchFunctionMode):
 
     `weights` maps the id of each parameter or buffer that the run uses to its path, `sizes` each path to its number
     of trainable scalars (0 for buffers, frozen parameters, and all but the first path of a tied parameter). `notes`
-    gets what is read into Python. A run of more than `most` operations ends with `EndlessError`.
+    records values read into Python. A run of more than `most` operations ends with `EndlessError`.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Recorder(TorchFunctionMode):
         self._severed: dict[str, list[str]] = {}
         self._growing: set[str] = set()
         self._constant: set[str] = set()
-        """Parameters and buffers, and what is made of them alone."""
+        """Parameters and buffers, and operations on these alone."""
         self._makers: dict[int, str] = {}
-        self._alive: list[Tensor] = []  # keeps ids from being used again
+        self._alive: list[Tensor] = []  # prevents reuse of ids
         self._scopes: list[str] = []
         self._open_stack: str | None = None
         self._spans: dict[str, list[Span]] = {}
@@ -74,17 +74,17 @@ class Recorder(TorchFunctionMode):
         self._leaf: tuple[str, nn.Module, tuple[str, ...]] | None = None
         self._own = False
         self._in_hooks = False
-        """The model's own hooks run: what comes of them alone is a look, too."""
+        """Whether hooks of the model's own run: values that only they compute count as reads, too."""
         self._hooks = ExitStack()
 
     def __enter__(self) -> Self:
-        # Where a module refuses its hook, those of the others must not stay.
+        # Where a module refuses its hook, remove those of the others.
         with ExitStack() as hooks:
             for path, module in self._model.named_modules():
                 hooks.callback(module.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True).remove)
                 if module._forward_hooks:
                     hooks.callback(module.register_forward_hook(self._leave_hooks).remove)
-                # Before the model's own hooks: what these compute comes after what growth adds to the module.
+                # Before the model's own hooks: their operations come after the layers that growth adds to the module.
                 leave = module.register_forward_hook(partial(self._leave, path), with_kwargs=True, prepend=True)
                 hooks.callback(leave.remove)
             hooks.enter_context(noting(self._notes))
@@ -103,11 +103,11 @@ class Recorder(TorchFunctionMode):
                 self._add(self._free_name("", argument), "Input", tensor)
 
     def outputs(self, result: Any) -> None:
-        """Record what the forward returned."""
+        """Record the forward's result."""
         self._outputs = tuple(dict.fromkeys(self._read(result)))
 
     def graph(self, *, real: bool) -> Graph:
-        """Return the recorded graph; the run was on real data or on meta tensors."""
+        """Return the recorded graph; `real` tells a run on real data from one on meta tensors."""
         return Graph(
             operations=without_looks(self._operations, self._looked_at, self._outputs),
             outputs=self._outputs,
@@ -137,7 +137,7 @@ class Recorder(TorchFunctionMode):
             read = self._read(args)
             self._looked_at.update(read)
             return self._notes.note(name, run(*args, **given), grows=bool(self._growing.intersection(read)))
-        # Read before the call: an operation in place makes its own input stand for its output.
+        # Read before the call: an in-place operation makes its input stand for its output.
         reads = self._read((args, given))
         result = run(*args, **given)
         if name in NO_CHANGE and args and result is args[0]:
@@ -199,11 +199,11 @@ class Recorder(TorchFunctionMode):
         return replaced
 
     def _leave_hooks(self, _module: nn.Module, _args: object, _result: object) -> None:
-        """Note that the model's own hooks of a module have run."""
+        """Record that the model's own hooks of a module have run."""
         self._in_hooks = False
 
     def _separate(self, passed_on: Tensor) -> Tensor:
-        """Return a tensor of its own, so that later readers of an input are not taken for readers of the output."""
+        """Return a separate view, so that later readers of an input are not mistaken for readers of the output."""
         self._own = True
         view = passed_on.view(passed_on.shape)
         self._own = False
@@ -220,7 +220,7 @@ class Recorder(TorchFunctionMode):
             self._finish_leaf(given)
         else:
             self._note_result(host, given)
-        if self._leaf is None and self._open_stack is None:  # what was grown in an added block belongs to that
+        if self._leaf is None and self._open_stack is None:  # layers grown in an added block belong to that block
             self._stack_inputs[path] = self._read(given)[0]
             self._open_stack = path
 
@@ -261,7 +261,7 @@ class Recorder(TorchFunctionMode):
         shape = tuple(result.shape) if isinstance(result, Tensor) else None
         given = operator == "Input" and any(tensor.is_floating_point() for tensor in tensors)
         self._own = False
-        # Growth changes nothing that depends on masks, lengths and buffers alone.
+        # Growth changes no value that depends only on masks, lengths and buffers.
         if given or operator == "Parameter" or module is not None or self._growing.intersection(inputs):
             self._growing.add(name)
         if operator in ("Parameter", "Buffer") or (module is None and inputs and self._constant.issuperset(inputs)):
@@ -287,7 +287,7 @@ class Recorder(TorchFunctionMode):
             self._alive.append(tensor)
 
     def _read(self, values: Any) -> tuple[str, ...]:
-        """Return the operations that made the tensors among `values`; a parameter read directly becomes one."""
+        """Return the operations that made the tensors among `values`; record a parameter read directly as one."""
         found = []
         for tensor in tensors_in(values):
             key = id(tensor)
@@ -305,7 +305,7 @@ class Recorder(TorchFunctionMode):
         return tuple(found)
 
     def _made(self, values: Any) -> tuple[str, ...]:
-        """Return for each tensor among `values` the operation that made it, "" where there is none."""
+        """Return, for each tensor among `values`, the operation that made it; "" where none did."""
         return tuple(self._makers.get(id(tensor), "") for tensor in tensors_in(values))
 
     def _take(self, path: str) -> int:
@@ -313,7 +313,7 @@ class Recorder(TorchFunctionMode):
         return self._unused.pop(path, 0)
 
     def _free_name(self, scope: str, base: str, *, module: bool = False) -> str:
-        """Return a name not used yet: `layer1.0.add`, then `layer1.0.add_1`; of a module `relu`, then `relu:1`."""
+        """Return an unused name: `layer1.0.add`, then `layer1.0.add_1`; for a module `relu`, then `relu:1`."""
         stem = f"{scope}.{base}" if scope else base
         name, again = stem, 0
         while name in self._operations or (not module and name in self._paths):

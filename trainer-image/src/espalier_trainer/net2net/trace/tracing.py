@@ -1,16 +1,16 @@
-"""Runs a model once to trace it: operations in order, the operations that read each, the output of each module.
+"""Trace of a model from one run: operations in order, the readers of each, and the output of each module.
 
 The user's own Python forward runs on *meta* tensors (shapes without data: no arithmetic, no side effect on buffers
-or random state), while module hooks and a `TorchFunctionMode` write down what is called. Compared with
+or random state), while module hooks and a `TorchFunctionMode` record the calls. Compared with
 `torch.fx.symbolic_trace` this sees real shapes, follows loops and branches that depend on shapes or settings, needs
 no second pass for shapes, and does not patch the classes of `torch`. Neither can follow a decision that depends on the
-*values* of a tensor. A model that reads values is run on the example's, and `reading` finds out whether they decide
-what is executed. If they do, the trace records that run; if not, their answers are given to a run on meta tensors.
+*values* of a tensor. A model that reads values is run on the example's, and `reading` finds out whether they decide the
+execution. If they do, the trace records that run; otherwise their answers are given to a run on meta tensors.
 
 The forward runs in train mode, whatever the model's own mode is, because it then takes every branch that training needs
 (auxiliary heads). If that fails (batch norm on one value), it runs in eval mode. A model may do something else in eval
-mode (return features, fuse layers), so growth compares this trace with that of eval mode. A model that draws which of
-its layers it skips (stochastic depth) runs with several seeds, always the same; the run that executes most is taken.
+mode (return features, fuse layers), so growth compares this trace with that of eval mode. A model that skips layers at
+random (stochastic depth) runs with several seeds, always the same ones; the run that executes most is taken.
 
 `change` compares the traces before and after a growth: a forward that divides by the number of its blocks or
 parameters, or adds a term over all of them, runs the same operations afterwards, but not on the same numbers.
@@ -44,32 +44,31 @@ logger = logging.getLogger(__name__)
 
 
 _SEEDS: Final = 8
-"""Runs of a model that skips layers by chance: with twelve layers and a tenth skipped, one skips none in 93 %."""
+"""Number of runs of a model that skips layers at random: with 12 layers, 10 % skipped, one skips none in 93 %."""
 
 
 @dataclass(frozen=True)
 class Traces:
-    """What a model executes in train mode, and in eval mode."""
+    """The traces of a model in train mode and in eval mode."""
 
     training: Graph
     evaluation: Graph
 
     def answering(self) -> AbstractContextManager[object]:
-        """Within the context, the model reads the values that it has read here."""
+        """Within the context, the model reads the values that it read in these traces."""
         return Answering.of({**self.evaluation.answers, **self.training.answers})
 
 
 def traces(model: nn.Module, example_input: ExampleInput) -> Traces:
-    """Return what `model` executes in each mode; see `trace`."""
+    """Return the traces of `model` in both modes; see `trace`."""
     return Traces(trace(model, example_input), trace(model, example_input, training=False))
 
 
 def trace(model: nn.Module, example_input: ExampleInput, *, training: bool = True) -> Graph:
-    """Return what `model` executes on inputs of the example's shape; the model is not changed.
+    """Return the trace of `model` on inputs of the example's shape; the model is not changed.
 
     Without `training` it runs in eval mode only.
 
-    Raises `GrowthError` for a wrapped, scripted or uninitialised model, and where its forward fails on the example.
     """
     return once(model, example_input, ("trace", training), lambda: _traced(model, example_input, training=training))
 
@@ -82,7 +81,7 @@ def _traced(model: nn.Module, example_input: ExampleInput, *, training: bool) ->
     for in_training in modes:
         try:
             return _fullest(model, args, kwargs, training=in_training)
-        # Whatever the user's forward raises on tensors without data: the next way of running it decides.
+        # The user's forward may raise anything on tensors without data: then the next way to run it is tried.
         except Exception as error:
             failure = error
     for in_training in modes:
@@ -104,7 +103,7 @@ def _fullest(
     training: bool,
     answers: Mapping[ValueReading, Any] | None = None,
 ) -> Graph:
-    """Return the trace on meta tensors that executes most of what is executed by chance; masks draw nothing there."""
+    """Return the trace on meta tensors that executes most of the randomly skipped operations."""
     found: list[Graph] = []
     for seed in range(_SEEDS):
         with randomness.kept(device_of(model), seed, model=model) as drawn, Answering.of(answers or {}):
@@ -115,9 +114,9 @@ def _fullest(
 
 
 def _on_values(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool) -> Graph:
-    """Return the trace of a model that reads values, which it is given.
+    """Return the trace of a model that reads values, run on the example's.
 
-    Where these decide nothing, the model runs on meta tensors after that, with the same answers.
+    Where these decide nothing, the model then runs on meta tensors, with the same answers.
     """
 
     def run(notes: Notes, most: int | None = None) -> Graph:
@@ -133,7 +132,7 @@ def _on_values(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     answers = notes.steady()
     try:
         return replace(_fullest(model, args, kwargs, training=training, answers=answers), answers=answers)
-    # Whatever the user's forward raises on tensors without data: then the run on values counts.
+    # The user's forward may raise anything on tensors without data: then the run on values counts.
     except Exception:
         return replace(graph, answers=answers)
 
@@ -148,7 +147,7 @@ def _record(
     device: str | None,
     most: int | None = None,
 ) -> Graph:
-    try:  # its forward may write to its weights, and keep what it computes
+    try:  # its forward may write to its weights, and store results
         model = copied(model, share=device is not None)
     except GrowthError:
         logger.debug("%s is traced itself", type(model).__name__, exc_info=True)
@@ -170,7 +169,7 @@ def _record(
 
 
 def _named(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by their names in the signature of the forward."""
+    """Return the arguments by their names in the forward's signature."""
     bound = inspect.signature(model.forward).bind(*args, **kwargs)
     return {name: value for name, value in bound.arguments.items() if tree_leaves(value)}
 
@@ -193,10 +192,10 @@ def _check_bare(model: nn.Module) -> None:
 
 
 def change(before: Traces, after: Traces, again: Callable[[], Traces]) -> RefusalReason | None:
-    """Return what the first call outside of what was grown does that computes something else than before, or None.
+    """Return the first difference, outside of grown modules, in what the model computes; None where there is none.
 
-    `again` traces the grown model once more: what differs between these two traces (a counter of calls) is not the
-    growth's doing.
+    `again` traces the grown model once more: growth did not cause differences between these two traces (a counter of
+    calls).
     """
     return _change(before.training, after.training, lambda: again().training) or _change(
         before.evaluation, after.evaluation, lambda: again().evaluation
@@ -233,5 +232,5 @@ def _change(before: Graph, after: Graph, again: Callable[[], Graph]) -> RefusalR
 
 
 def _ungrown(graph: Graph) -> dict[str, Operation]:
-    """Return the operations that growth has not added; what they read may be grown."""
+    """Return the operations that growth has not added; their inputs may be grown."""
     return {name: operation for name, operation in graph.operations.items() if operation.stack is None}

@@ -1,4 +1,4 @@
-"""The api's `Channels` of a traced model: its widening groups, described so that a description can be widened alone.
+"""The `Channels` of a traced model: its widening groups, described so that the description can be widened by itself.
 
 A network keeps the groups of its starting model, as it keeps its growth points. A group is offered if it could be
 widened without the blocks that growth has inserted between its layers: these are treated as transparent. The internal
@@ -24,7 +24,7 @@ from espalier_trainer.net2net.widening.groups import Groups, WideningGroup, find
 from espalier_trainer.net2net.widening.spaces import Edit, Segment
 
 _OF_INPUTS = frozenset({"in_channels", "in_features", "groups"})
-"""Attributes that count what a layer reads; others count what it returns."""
+"""Attributes that hold the size of a layer's input; others hold the size of its output."""
 _JOINT_NORMS = frozenset({"LayerNorm", "RMSNorm", "GroupNorm"})
 _BEFORE, _BLOCK = "before", "block"
 
@@ -32,7 +32,7 @@ _BEFORE, _BLOCK = "before", "block"
 def channels_of(model: nn.Module, graph: Graph, groups: Groups, only: Container[str] | None = None) -> Channels:
     """Return the channels of a model; `graph` is its trace, and `groups` are the groups found in it.
 
-    `only` names the groups that may be offered; None: all.
+    `only` names the groups that may be offered; None for all.
     """
     offered = tuple(group for group in _offered(graph, groups) if only is None or group.id in only)
     return _Channels(model, graph, groups).of(offered)
@@ -40,7 +40,7 @@ def channels_of(model: nn.Module, graph: Graph, groups: Groups, only: Container[
 
 @lru_cache(maxsize=1024)
 def insertion_channels(block: DeepeningBlock) -> Channels:
-    """Return the channels of a built block, names relative to it; the group `""` is what it reads."""
+    """Return the channels of a built block, with names relative to it; the group `""` is its input."""
     with torch.device("meta"):
         linear = block.operator == "Linear"
         kind = nn.Linear if linear else getattr(nn, block.operator)
@@ -53,7 +53,7 @@ def insertion_channels(block: DeepeningBlock) -> Channels:
 
 
 def _inside(channels: Channels) -> Channels:
-    """Return the content of the block between the two layers around it, with names relative to the block."""
+    """Return the channels inside the block, without the two layers around it, with names relative to the block."""
     prefix = f"{_BLOCK}."
 
     def kept(layer: str) -> bool:
@@ -85,7 +85,7 @@ def _inside(channels: Channels) -> Channels:
 
 
 def _offered(graph: Graph, groups: Groups) -> tuple[WideningGroup, ...]:
-    """Return the groups that there would be without growth: the channels before and after a block are one group."""
+    """Return the groups that the model would have without growth: channels before and after a block are one group."""
     parent: dict[int | None, int | None] = {}
 
     def root(space: int | None) -> int | None:
@@ -116,7 +116,7 @@ def _offered(graph: Graph, groups: Groups) -> tuple[WideningGroup, ...]:
 
 
 class _Channels:
-    """Describes the groups that were found in one trace."""
+    """Description of the groups found in one trace."""
 
     def __init__(self, model: nn.Module, graph: Graph, groups: Groups) -> None:
         self._model, self._graph, self._groups = model, graph, groups
@@ -148,7 +148,7 @@ class _Channels:
         )
 
     def _times(self, name: str, space: int) -> int:
-        """Return how many entries the output of an operation has for each channel of a space."""
+        """Return the number of entries in an operation's output for each channel of a space."""
         layout = self._groups.layouts.get(name)
         return 0 if layout is None else _per_channel(layout.segments, space)
 
@@ -217,7 +217,7 @@ class _Channels:
             )
             layers = tuple(user.name for user in users)
             found.append(Weight(layers=layers, shape=tuple(tensor.shape), axes=axes))
-        # Of one layer the weight before the bias, as `named_parameters` has them.
+        # The weight of a layer before its bias, as in `named_parameters`.
         yield from sorted(found, key=lambda weight: (self._order[weight.layers[0]], -len(weight.shape)))
 
     def _users_of(self, paths: tuple[str, ...]) -> list[Operation]:

@@ -1,8 +1,8 @@
-"""Follows channels through the operations of a model: which layers' channels must change together.
+"""Flow of channels through the operations of a model, which shows the layers whose channels must change together.
 
 One pass over the recorded operations (`trace`): each rule derives the layout of an operation's output from those of its
-inputs, and determines which parameters change along. An operation without a rule freezes the channels that it reads.
-The rules read shapes only; `trial` checks that a widening computes the same before it is offered.
+inputs, and determines the parameters that change with it. An operation without a rule freezes the channels that it
+reads. The rules read shapes only; `trial` checks that a widening computes the same before it is offered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NORMS: Mapping[str, type[nn.Module]] = {
     "BatchNorm": nn.modules.batchnorm._BatchNorm,
     "InstanceNorm": nn.modules.instancenorm._InstanceNorm,
 }
-"""Norms that a class of its own calls as a function, with its own parameters."""
+"""Norms that a module of the user's own class calls as a function, with its own parameters."""
 
 
 class Flow:
@@ -46,9 +46,9 @@ class Flow:
         self.spaces = Spaces()
         self.book = EditBook(model, self.spaces)
         self.makers: dict[int, list[str]] = {}
-        """For each space (as opened) the layers that produce its channels."""
+        """For each space, as opened, the layers that produce its channels."""
         self.depthwise: dict[str, tuple[Segment, ...]] = {}
-        """For each depthwise convolution the channels of its input, which are also its output's."""
+        """For each depthwise convolution, the channels of its input, which are also those of its output."""
         self._modules = dict(model.named_modules())
         self._graph = graph
         self._made: dict[int, int] = {}
@@ -62,14 +62,14 @@ class Flow:
         self.book.freeze_tied()
 
     def named_layouts(self, names: Container[int]) -> dict[str, Layout]:
-        """Return each operation's layout with the roots of spaces that may be widened."""
+        """Return each operation's layout, with the roots of spaces that may be widened."""
         return {
             operation: Layout(layout.axis, self.spaces.followed(layout.segments, names))
             for operation, layout in self._layouts.items()
         }
 
     def _follow(self, op: Operation) -> Layout | None:
-        """Return the layout of an operation's output, `None` where it has no channels that may change."""
+        """Return the layout of an operation's output; None where no channels of it may change."""
         module = self._module_of(op)
         layout = self._layouts.get(op.inputs[0]) if op.inputs else None
         if op.shape is not None:
@@ -104,7 +104,7 @@ class Flow:
                 self.spaces.freeze(self._layouts[name].segments, reason)
 
     def _layer(self, op: Operation, module: nn.Module, given: Layout | None, shape: tuple[int, ...]) -> Layout | None:
-        """Linear and convolutions: columns follow the input; rows open a new space, or follow the input as well."""
+        """Follow a linear layer or convolution: columns follow the input; rows open a new space or also follow it."""
         path, dims = self._path(op), LAYERS[op.operator]
         weight = module._parameters.get("weight")
         axis = len(shape) - dims - 1
@@ -151,7 +151,7 @@ class Flow:
     def _single(
         self, op: Operation, module: nn.Module | None, layout: Layout, before: tuple[int, ...], after: tuple[int, ...]
     ) -> Layout | None:
-        """Operations that read one tensor with channels."""
+        """Follow an operation that reads one tensor with channels."""
         kind, path = op.operator, self._path(op)
         if kind in _PER_CHANNEL or kind == "PReLU":
             if module is None:
@@ -188,7 +188,7 @@ class Flow:
     def _joint_norm(
         self, kind: str, path: str, module: nn.Module | None, layout: Layout, before: tuple[int, ...]
     ) -> Layout | None:
-        """Norms over channels: exact if every channel is repeated equally often, which keeps mean and variance."""
+        """Follow a norm over channels: exact if channels are repeated equally often, which keeps mean and variance."""
         first = layout.segments[0]
         axis = 1 if kind == "GroupNorm" else len(before) - 1
         size = "num_channels" if kind == "GroupNorm" else "normalized_shape"
@@ -208,7 +208,7 @@ class Flow:
         return layout
 
     def _moved(self, op: Operation, layout: Layout, before: tuple[int, ...], after: tuple[int, ...]) -> Layout | None:
-        """Operations that move or remove axes."""
+        """Follow an operation that moves or removes axes."""
         rank, attributes = len(before), op.attributes
         if op.operator == "Permute":
             dims = attributes.get("dims")
@@ -231,7 +231,7 @@ class Flow:
         return None
 
     def _binary(self, op: Operation, shape: tuple[int, ...]) -> Layout | None:
-        """Elementwise with broadcasting, aligned from the right: both sides' channels become one space."""
+        """Follow an elementwise operation with broadcasting, aligned from the right; both sides' channels unite."""
         found: list[Layout] = []
         plain: list[str] = []
         for name in op.inputs:

@@ -23,18 +23,18 @@ from espalier_trainer.net2net.widening.flow import Flow
 from espalier_trainer.net2net.widening.spaces import Edit, Layout, Resize, Segment
 
 _UNIT = 2.0**-20
-"""Shares are multiples of it: they are exact in float32 and sum to exactly 1, so each product is rounded once."""
+"""Unit of all shares: its multiples are exact in float32 and sum to exactly 1, so each product is rounded once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Replication:
-    """A widening of `width` channels: for each new channel the old one that it copies, and its share."""
+    """A widening of `width` channels: for each new channel the old channel that it copies, and its share."""
 
     width: int
     source: Tensor
-    """int64; the map g."""
+    """The map g, int64."""
     share: Tensor
-    """float64; the shares of one old channel's copies sum to 1, and no two of them are equal."""
+    """Shares, float64; those of one old channel's copies sum to 1, and no two of them are equal."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -43,7 +43,7 @@ class Replication:
 def replicate(width: int, new_width: int, *, blocks: int = 1, even: bool = False, seed: int) -> Replication:
     """Return a random widening, the same for the same seed on every machine.
 
-    `blocks` divides the channels into that many equal parts, each of which copies only its own channels. `even` repeats
+    `blocks` is the number of equal parts of the channels; each part copies only its own channels. `even` repeats
     every channel equally often, with adjacent copies, and so needs a multiple of `width`.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -64,7 +64,7 @@ def _shares(source: Tensor, width: int, generator: torch.Generator) -> Tensor:
     rank = torch.empty_like(source)
     rank[order] = torch.arange(len(source)) - first[source[order]]
     jitter = torch.rand(len(source), generator=generator, dtype=torch.float64)
-    # Ranks keep the copies of a channel apart by a sixth of their mean at least, were there only two.
+    # Ranks separate the shares of a channel's copies, by at least a sixth of the mean for two copies.
     weight = 0.5 + (rank + 0.5 * jitter) / copies[source]
     total = torch.zeros(width, dtype=torch.float64).index_add_(0, source, weight)
     share = torch.floor(weight / total[source] / _UNIT) * _UNIT
@@ -77,7 +77,7 @@ def _shares(source: Tensor, width: int, generator: torch.Generator) -> Tensor:
 def gathered(values: Tensor, dim: int, index: Tensor, factor: Tensor | None = None, groups: int = 1) -> Tensor:
     """Return `values` with entry `index[k]` along `dim` at place k, times `factor[k]`.
 
-    With `groups`, dimension 0 is in that many parts, and part b is made of the b-th part of `index` alone, whose
+    With `groups`, dimension 0 has that many parts, and part b is made from the b-th part of `index` alone, whose
     entries lie in the b-th part of the whole axis (a grouped convolution's inputs).
     """
     exact = torch.promote_types(values.dtype, torch.float32)
@@ -101,7 +101,7 @@ def gathered(values: Tensor, dim: int, index: Tensor, factor: Tensor | None = No
 
 
 def along(parts: Sequence[tuple[int, int, Replication | None]]) -> tuple[Tensor, Tensor]:
-    """Return index and share of an axis made of parts `(channels, repeat, replication)`, one after the other."""
+    """Return index and share of an axis composed of consecutive parts `(channels, repeat, replication)`."""
     indices, shares, offset = [], [], 0
     for channels, repeat, replication in parts:
         source = torch.arange(channels) if replication is None else replication.source
@@ -120,9 +120,9 @@ class WideningGroup:
     """Path of the first layer that produces the channels."""
     width: int
     multiple_of: int
-    """A new width must be a multiple of it."""
+    """Number of which a new width must be a multiple."""
     even: bool
-    """A norm takes its mean over the channels, so each must be repeated equally often."""
+    """Whether a norm takes its mean over the channels, so that each must be repeated equally often."""
     makers: tuple[str, ...]
     """Layers that produce the channels as their outputs."""
     space: int
@@ -154,7 +154,7 @@ class WideningGroup:
                 try:
                     tensor = cast(Tensor, getattr(model.get_submodule(owner), name))
                 except AttributeError as error:
-                    raise GrowthError(f"the model has no {path!r}; ask it for its own widening groups") from error
+                    raise GrowthError(f"the model has no {path!r}; find the widening groups of this model") from error
                 wanted = sum(one.width for one in edit.segments) // (edit.groups if edit.split else 1)
                 if tensor.shape[edit.dim] != wanted:
                     raise GrowthError(
@@ -163,7 +163,7 @@ class WideningGroup:
                     )
 
     def replication(self, new_width: int, seed: int) -> Replication:
-        """Return which channel each new one copies; raises `GrowthError` if the group cannot have this width."""
+        """Return the old channel and the share of each new one; raise `GrowthError` if the width is impossible."""
         if new_width <= self.width or new_width % self.multiple_of:
             cause = "a norm over its channels, exact where each is repeated equally often" if self.even else "groups"
             why = f" (because of {cause})" if self.multiple_of > 1 else ""
@@ -177,15 +177,15 @@ class WideningGroup:
 
 @dataclass(frozen=True)
 class Groups:
-    """All widening groups of a model in execution order, and why other channels keep their number."""
+    """All widening groups of a model in execution order, and the refusals of other channels."""
 
     found: tuple[WideningGroup, ...]
     refused: dict[str, Refusal]
     layouts: Mapping[str, Layout]
-    """For each operation whose output has channels: where they are."""
+    """Position of the channels in each operation's output that has any."""
 
     def get(self, group_id: str) -> WideningGroup:
-        """Return the group with this id; raises `GrowthError` with the reason, or with the known ids."""
+        """Return the group with this id; raise `GrowthError` with the refusal's reason, or with the known ids."""
         for group in self.found:
             if group.id == group_id:
                 return group
@@ -198,7 +198,7 @@ class Groups:
         raise GrowthError(f"{group_id!r} is not a widening group of this model; its groups: {known}")
 
     def without(self, model: nn.Module, failed: Mapping[str, str]) -> Groups:
-        """Return the groups of a model without those that failed a trial, and keep the reasons."""
+        """Return the groups without those that failed a trial, which are refused with the reasons."""
         reasons = {maker: failed[group.id] for group in self.found if group.id in failed for maker in group.makers}
         found = tuple(group for group in self.found if group.id not in failed)
         return Groups(found, self.refused | _refusals(model, reasons), self.layouts)
@@ -216,7 +216,7 @@ def find_groups(model: nn.Module, graph: Graph) -> Groups:
     """Return the groups of `model`, derived from the shapes in its trace `graph`; they have not been tried yet."""
     if graph.data_dependent:
         raise GrowthError(
-            f"{type(model).__name__} decides by the values of a tensor what it executes ({graph.data_dependent}), so "
+            f"{type(model).__name__} branches on a tensor's values ({graph.data_dependent}), so "
             "its channels cannot be followed; compute both branches and choose with torch.where"
         )
     flow = Flow(model, graph)
@@ -274,7 +274,7 @@ def _refusals(model: nn.Module, reasons: Mapping[str, str]) -> dict[str, Refusal
 
 
 _REMEDY = "give its channels a separate layer on the way there, or widen another group"
-"""Where a reason names none."""
+"""Remedy where a reason names none."""
 
 
 @torch.no_grad()
@@ -301,9 +301,9 @@ def apply_in_place(model: nn.Module, widened: Mapping[WideningGroup, Replication
 def edited(old: Tensor, edit: Edit, replications: Mapping[int, Replication], moment: int | None = None) -> Tensor:
     """Return a tensor with one axis widened.
 
-    For values, copies on a summed axis get their shares. For an optimizer's moments (`moment`: the power of the
-    gradient, 0 to 2) it is the other way round: the gradient of an outgoing weight is unchanged, and that of an
-    incoming weight is multiplied by its share.
+    For values, copies on a summed axis get their shares. For an optimizer's moments (`moment` is the power of the
+    gradient, 0 to 2) it is reversed: the gradient of an outgoing weight is unchanged, and that of an incoming weight is
+    multiplied by its share.
     """
     index, share = along([(one.channels, one.repeat, _replication(one, replications)) for one in edit.segments])
     power = int(edit.split) if moment is None else 0 if edit.split else moment

@@ -1,5 +1,5 @@
-"""Channel spaces: sets of channels that can only change together, how a tensor's axis is composed of them, and what
-changes with them.
+"""Channel spaces: sets of channels that can only change together, the composition of a tensor's axis from them, and the
+tensors and attributes that change with them.
 
 Every layer that produces channels opens a *space*. The operations of a model unite spaces (an addition needs equal
 channels on both sides), freeze them (the width of the output is fixed), or restrict how they are widened (a grouped
@@ -24,13 +24,13 @@ class Segment:
     """Consecutive entries of an axis: `repeat` entries for each of `channels` channels of one space."""
 
     space: int | None
-    """`None`: channels that may not change."""
+    """Space of the channels; None for channels that may not change."""
     channels: int
     repeat: int = 1
 
     @property
     def width(self) -> int:
-        """Entries on the axis."""
+        """Number of entries on the axis."""
         return self.channels * self.repeat
 
 
@@ -43,11 +43,11 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """The axis's size."""
+        """Size of the axis."""
         return sum(segment.width for segment in self.segments)
 
     def repeated(self, times: int) -> tuple[Segment, ...]:
-        """Return the segments with `times` entries for each one now."""
+        """Return the segments with `times` entries in place of each."""
         return tuple(Segment(one.space, one.channels, one.repeat * times) for one in self.segments)
 
 
@@ -78,7 +78,7 @@ class Spaces:
         return space
 
     def followed(self, segments: Sequence[Segment], names: Container[int]) -> tuple[Segment, ...]:
-        """Return the segments with the roots of their spaces, `None` for those that are not among `names`."""
+        """Return the segments with the roots of their spaces; None for spaces that are not among `names`."""
         roots = [None if one.space is None else self.root(one.space) for one in segments]
         return tuple(
             replace(one, space=root if root in names else None) for one, root in zip(segments, roots, strict=True)
@@ -118,15 +118,15 @@ class Spaces:
         self._even[self.root(space)] = True
 
     def reason(self, space: int) -> str | None:
-        """Return why the space is frozen, `None` where it is not."""
+        """Return the reason why the space is frozen; None where it is not."""
         return self._reason[self.root(space)]
 
     def channels(self, space: int) -> int:
-        """Return how many channels the space has."""
+        """Return the number of channels of the space."""
         return self._channels[self.root(space)]
 
     def blocks(self, space: int) -> int:
-        """Return into how many parts a widening is divided."""
+        """Return the number of equal parts of a widening that copy only their own channels."""
         return self._blocks[self.root(space)]
 
     def even(self, space: int) -> bool:
@@ -151,17 +151,17 @@ class Edit:
     """One axis of one tensor that follows the channels."""
 
     paths: tuple[str, ...]
-    """The tensor's names, several where it is tied."""
+    """The tensor's names: several where it is tied."""
     dim: int
     segments: tuple[Segment, ...]
     split: bool
-    """The axis is summed over (inputs of a layer), so copies divide the weight; otherwise each copy has the weight."""
+    """Whether the axis is summed over (a layer's inputs), so that copies share the weight; else each has all of it."""
     groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A number in a module's attribute, or a tuple of one number."""
+    """Attribute of a module that holds a size, as a number or a tuple of one number."""
 
     module: str
     attribute: str
@@ -190,7 +190,7 @@ class EditBook:
         return path in self._tensors
 
     def key(self, path: str) -> int:
-        """Return a key that is the same for all names of one tensor."""
+        """Return a key shared by all names of one tensor."""
         return id(self._tensors[path])
 
     def edit(self, path: str, dim: int, segments: tuple[Segment, ...], *, split: bool = False, groups: int = 1) -> None:
@@ -207,7 +207,7 @@ class EditBook:
         self.spaces.unite(known.segments, segments, reason)
 
     def resize(self, module: str, attribute: str, segments: tuple[Segment, ...]) -> None:
-        """Record that an attribute of a module is the width of this layout."""
+        """Record that an attribute of a module holds the width of this layout."""
         known = self.resizes.setdefault((module, attribute), Resize(module, attribute, segments))
         self.spaces.unite(known.segments, segments, f"{module!r} is called with different channels")
 
@@ -223,7 +223,7 @@ class EditBook:
                     )
 
     def named(self, names: Mapping[int, str]) -> tuple[tuple[Edit, ...], tuple[Resize, ...]]:
-        """Return edits and resizes with the roots of spaces that may be widened; others do not change."""
+        """Return edits and resizes with the roots of spaces that may be widened; the other spaces become None."""
         edits = [replace(edit, segments=self.spaces.followed(edit.segments, names)) for edit in self.edits.values()]
         resizes = [replace(one, segments=self.spaces.followed(one.segments, names)) for one in self.resizes.values()]
         return tuple(edits), tuple(resizes)

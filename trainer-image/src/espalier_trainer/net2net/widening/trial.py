@@ -1,4 +1,4 @@
-"""Tries widenings before they are offered: does the wider model compute the same, on random weights and inputs?
+"""Trials of widenings before they are offered: the wider model must compute the same on random weights and inputs.
 
 Shapes do not show everything that a forward does with its channels: it may divide by their number, shuffle them, or
 contain their number as a constant. So the groups are widened on a copy with perturbed weights (zero-initialised layers
@@ -60,7 +60,7 @@ def _tried(model: nn.Module, graph: Graph, example_input: ExampleInput) -> Group
     perturbed = PerturbedModel.of(model, example_input)
     failed = perturbed.failing(groups.found)
     if len(groups.found) > 1:
-        # What passed together with others may depend on their width: `one.view_as(other)`.
+        # Groups that passed together may depend on each other's width: `one.view_as(other)`.
         both = traces(model, example_input)
         passed = [group for group in groups.found if group.id not in failed]
         doubtful = dict.fromkeys(
@@ -76,9 +76,9 @@ def _tried(model: nn.Module, graph: Graph, example_input: ExampleInput) -> Group
 
 
 def _apart(groups: Sequence[WideningGroup]) -> Iterator[list[WideningGroup]]:
-    """Yield sets of groups such that each group is, in some set, without each other one: by the bits of their places.
+    """Yield sets of groups such that each group is, for each other one, in a set without it.
 
-    So a few trials show that no group needs another. A set that fails is looked at group by group.
+    So a few trials show that no group needs another. A set that fails is tried group by group.
     """
     for bit in range((len(groups) - 1).bit_length()):
         for value in (0, 1):
@@ -103,7 +103,7 @@ def executes_alike(
 ) -> bool:
     """Return whether the wider model calls the same functions with the same numbers, on the expected shapes.
 
-    In both modes; `before` and `groups` are those before the widening, `widened` is what was done to them.
+    Both modes are compared; `before` and `groups` are from before the widening, `widened` is the widening.
 
     If so, nothing else has changed, and the trial on values, which takes a hundred times as long, can be skipped. Sizes
     in reshapes may differ, because shapes are compared. Other numbers that differ (`normalized_shape` of a functional
@@ -132,9 +132,9 @@ def _alike(graph: Graph, after: Graph, groups: Groups, replications: Mapping[int
 
 
 def _only_followed(tensor: Operation, graph: Graph, groups: Groups) -> bool:
-    """Return whether a parameter or buffer, which may be widened, is read where channels are followed, and only there.
+    """Return whether a parameter or buffer, which may be widened, is read only where channels are followed.
 
-    Whatever else reads it (its norm in the forward) takes copies of channels for more of them.
+    Any other reader (its norm in the forward) would take copies of channels for additional channels.
     """
     return (
         tensor.operator in ("Parameter", "Buffer")
@@ -160,7 +160,7 @@ class PerturbedModel:
         example_input: ExampleInput,
         types: Sequence[torch.dtype] = (torch.float64, torch.float32),
     ) -> PerturbedModel:
-        """Run a perturbed copy of `model` in the first of the types that it runs in.
+        """Run a perturbed copy of `model` in the first of these types in which it runs.
 
         Raises `GrowthError` if it cannot be run on random values.
         """
@@ -176,7 +176,7 @@ class PerturbedModel:
                 randomness.seed_everything(0)
                 _disturb(trial)
                 args, kwargs = tree_map_only(Tensor, partial(random_like, dtype=dtype), (args, kwargs))
-            # Whatever the user's forward raises in float64 (a constant of another type): float32 decides.
+            # The user's forward may raise anything in float64 (a constant of another type): then float32 is tried.
             try:
                 return cls(trial, args, kwargs, _TOLERANCE.get(dtype, 1.0), _run(trial, args, kwargs))
             except Exception as error:
@@ -187,25 +187,25 @@ class PerturbedModel:
         ) from failure
 
     def failing(self, groups: Sequence[WideningGroup]) -> dict[str, str]:
-        """Return the ids of those among `groups` that fail the trial, with the reasons."""
+        """Return the ids of the groups that fail the trial, with the reasons."""
         return {group.id: why for group, why in failing(groups, self._problem)}
 
     def _problem(self, groups: Sequence[WideningGroup]) -> str | None:
         wider = copied(self.model)
         apply_in_place(wider, {group: group.replication(group.next_width, seed=1) for group in groups})
-        # Whatever the user's forward raises that has a width written in it.
+        # The user's forward may raise anything if it contains a width as a constant.
         try:
             found = _run(wider, self.args, self.kwargs)
         except Exception as error:
             said = f"{type(error).__name__}: {in_one_line(str(error))}"
             return f"the model's forward fails with more channels there ({said})"
         worst = self._off(found)
-        if not worst <= self.tolerance:  # also of a difference that is no number
+        if not worst <= self.tolerance:  # also true for nan
             if not self._off(_run(self.model, self.args, self.kwargs, seed=3)) <= self.tolerance:
                 return (
                     "the model draws random numbers in its forward, and others with more channels there (relative "
                     f"difference {worst:.1e}); draw them in a size that does not depend on the channels, or by "
-                    "nn.Dropout, which a widening keeps in the mean"
+                    "nn.Dropout, which a widening preserves in expectation"
                 )
             return (
                 f"the model computes something else with more channels there (relative difference {worst:.1e}); "

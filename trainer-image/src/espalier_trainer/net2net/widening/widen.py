@@ -46,7 +46,7 @@ from espalier_trainer.optimizers.averaging import AVERAGE
 
 @dataclass(frozen=True)
 class Widening:
-    """One group and the channels that it gets: all that is needed to widen both a model and its optimizer."""
+    """One group with its new channels: everything needed to widen both a model and its optimizer."""
 
     group: WideningGroup
     replication: Replication
@@ -62,11 +62,11 @@ def widening_groups(model: nn.Module, example_input: ExampleInput) -> tuple[Wide
 
 
 def refused_widenings(model: nn.Module, example_input: ExampleInput) -> dict[str, Refusal]:
-    """Return, for each layer whose channels cannot be widened, why not, where that is decided, and what would help."""
+    """Return the refusal of each layer whose channels cannot be widened: reason, place in the code and remedy."""
     return tried_groups(model, trace(model, example_input), example_input).refused
 
 
-@torch.inference_mode(False)  # what is made in that mode could never be trained
+@torch.inference_mode(False)  # tensors made in that mode could never be trained
 def widen(
     model: nn.Module, group: str | WideningGroup, new_width: int, example_input: ExampleInput, *, seed: int
 ) -> nn.Module:
@@ -87,7 +87,7 @@ def widen(
 def plan_widening(
     model: nn.Module, group: str | WideningGroup, new_width: int, example_input: ExampleInput, *, seed: int
 ) -> Widening:
-    """Return what `widen` would do, for `widened` and `widen_optimizer`; the same for the same seed everywhere."""
+    """Return the plan of `widen`, for `widened` and `widen_optimizer`; the same for the same seed everywhere."""
     if isinstance(group, WideningGroup):
         return Widening(group, group.replication(new_width, seed))
     return _widened_by_plan(model, group, new_width, example_input, seed)[0]
@@ -111,14 +111,14 @@ def _widened_by_plan(
     return widening, wider
 
 
-@torch.inference_mode(False)  # what is made in that mode could never be trained
+@torch.inference_mode(False)  # tensors made in that mode could never be trained
 def widened(model: nn.Module, widening: Widening) -> nn.Module:
     """Return a copy of `model` widened by the plan; raises `GrowthError` if the plan is for another model."""
     widening.group.check(model)
     shared = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     wider = copied(model, share=True)
     apply_in_place(wider, {widening.group: widening.replication})
-    # Only now are tensors copied that stay as they are: of the others two copies would be made.
+    # Unchanged tensors are copied only now: copying before would copy the others twice.
     own: dict[int, Tensor] = {}
     for module in wider.modules():
         held: Any
@@ -134,10 +134,10 @@ _MOMENTS = {
     "exp_avg_sq": 2, "max_exp_avg_sq": 2, "square_avg": 2, "sum": 2,
     "acc_delta": 0, "step_size": 0, "ax": -1, AVERAGE: -1,
 }  # fmt: skip
-"""The power of the gradient with which each state of torch's optimizers scales; -1: it is a parameter's value."""
+"""Power of the gradient with which each state of torch's optimizers scales; -1 for a parameter's value."""
 
 
-@torch.inference_mode(False)  # what is made in that mode could never be trained
+@torch.inference_mode(False)  # tensors made in that mode could never be trained
 def widen_optimizer(
     optimizer: Optimizer,
     old_model: nn.Module,
@@ -148,9 +148,9 @@ def widen_optimizer(
 ) -> Optimizer:
     """Return an optimizer like `optimizer` over `new_model`, which is `old_model` widened by the plan.
 
-    Same class, same groups in the same order with their hyperparameters, step counts kept. `optimizer` keeps working
-    on `old_model`; `schedulers`, hooks and attributes are handed over as by `grow_optimizer`. Raises `GrowthError` for
-    LBFGS and for a state of unknown meaning.
+    Class, groups and their hyperparameters, the order of groups, and step counts stay the same. `optimizer` keeps
+    working on `old_model`; `schedulers`, hooks and attributes are handed over as by `grow_optimizer`. Raises
+    `GrowthError` for LBFGS and for a state of unknown meaning.
     """
     edits: dict[str, list[Edit]] = {}
     for edit in widening.group.edits:
@@ -168,7 +168,7 @@ def widen_optimizer(
 def _widened(optimizer: Optimizer, widening: Widening, edits: list[Edit], key: str, value: Tensor) -> Tensor:
     power = _MOMENTS.get(key)
     if key == "momentum_buffer" and isinstance(optimizer, RMSprop):
-        power = 0  # of gradients divided by their own size
+        power = 0  # a momentum of gradients divided by their own size
     if power is None:
         raise GrowthError(
             f"{type(optimizer).__name__} has a state {key!r} whose dependence on the gradient is unknown; "
@@ -189,10 +189,10 @@ class Widened(GrowthStep):
 
     @classmethod
     def described(cls, traced: Traced, architecture: Architecture, before: Architecture | None) -> Architecture:
-        """Return the description with its groups of channels, also those of what growth points insert.
+        """Return the description with its groups of channels, including those that growth points insert.
 
-        Each group is tried on values, which takes a hundred times as long, unless `before` lists those that passed.
-        Raises `GrowthError` if the model cannot be run on random values.
+        Each group is tried on values, which takes a hundred times as long, unless `before` lists the groups that
+        passed. Raises `GrowthError` if the model cannot be run on random values.
         """
         model, graph = traced.model, traced.graph
         if graph.data_dependent:
@@ -215,7 +215,7 @@ class Widened(GrowthStep):
 
     @classmethod
     def planned(cls, action: Action, architecture: Architecture, insertion: Insertion, seed: int) -> Self:
-        """Return the `widen` of the action's group; `seed` determines which channels are copied."""
+        """Return the `widen` of the action's group; `seed` determines the channels that are copied."""
         group = str(action.target)
         return cls(group=group, width=WIDEN.new_width(architecture, group, action.width), seed=seed)
 

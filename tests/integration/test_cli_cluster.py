@@ -279,7 +279,7 @@ def test_explain_for_who_may_see_one_namespace_only(world: World, tmp_path: Path
     shown = espalier(person, "explain", "lucky")
     assert shown.exit_code == 0, shown.stderr
     assert "acknowledged by its leader." in shown.stdout
-    assert "The cluster's GPUs could not be looked at: what is missing is the right to list " in shown.stdout
+    assert "The cluster's GPUs could not be looked at: you need the right to list " in shown.stdout
     assert espalier(person, "list").exit_code == 0
 
 
@@ -291,12 +291,12 @@ def test_a_missing_right_is_named(cluster: ApiServer, tmp_path: Path) -> None:
     error, hint = everywhere.stderr.splitlines()
     assert "is forbidden" in error
     assert hint == (
-        "hint: what is missing is the right to list adaptivetrainingjobs.espalier.dev in all namespaces; "
-        "-n NAMESPACE asks for one namespace only"
+        "hint: you need the right to list adaptivetrainingjobs.espalier.dev in all namespaces; "
+        "-n NAMESPACE reads one namespace only"
     )
     top = espalier(person, "top")
     assert top.exit_code == 1
-    assert "hint: what is missing is the right to list " in top.stderr
+    assert "hint: you need the right to list " in top.stderr
 
 
 def test_credentials_that_nobody_knows(cluster: ApiServer, tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_credentials_that_nobody_knows(cluster: ApiServer, tmp_path: Path) -> No
     path.write_text(cluster.kubeconfig_text("wrong"))
     shown = espalier(path, "list")
     assert shown.exit_code == 1
-    assert shown.stderr.splitlines()[0] == "error: the API server does not know who asks (401)"
+    assert shown.stderr.splitlines()[0] == "error: the API server rejects the credentials (401)"
 
 
 def test_a_cluster_without_espalier(cluster: ApiServer) -> None:

@@ -1,1 +1,1 @@
-"""The words that all parts of Espalier share: job, architecture, advice, allocation, report."""
+"""Types, files and clients that all parts of Espalier share: job, architecture, advice, allocation, report."""

@@ -1,8 +1,8 @@
-"""The two kinds of model that documents are made of, and what names, docstrings and numbers in them share.
+"""The two base classes of documents, and helpers for names, docstrings and numbers in them.
 
-A `Strict` model is what a person writes (the job file): an unknown field is a mistake and an error. A `Record`
-is what one part of Espalier writes for another (allocation, report, advice): an unknown field comes from a newer
-writer of the same version and is left aside. Both are frozen, and both are camelCase outside, snake_case inside.
+A person writes a `Strict` model (the job file): an unknown field is a mistake and an error. One part of Espalier writes
+a `Record` for another (allocation, report, advice): an unknown field comes from a newer writer of the same version and
+is ignored. Both are frozen, and both are camelCase outside, snake_case inside.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pydantic.alias_generators import to_camel
 MAX_NUMBER: Final = 2**53
 """The largest whole number that every reader of JSON understands."""
 DNS_LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-"""A name of Kubernetes; with at most 63 characters."""
+"""The pattern of a Kubernetes name, which has at most 63 characters."""
 YEAR_SECONDS: Final = 31_536_000
-"""Longest time budget, and longest time that a message about a job can name."""
+"""Longest time budget, and longest time in a message about a job, in seconds."""
 MAX_PATH: Final = 4096
-"""Longest path of a file or a folder."""
+"""Maximum length of the path of a file or a folder, in characters."""
 
 Unicode = Annotated[str, Field(min_length=0)]
 """Text that can be written as UTF-8. JSON can contain a lone surrogate; any bound on the length rejects it."""
@@ -76,11 +76,11 @@ def number_of(number: int, noun: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a question after the known name that is most like an unknown one; '' where none is."""
+    """Return a question with the known name that is most like an unknown one; '' if none is similar."""
     near = get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"did you mean {near[0]}?" if near else ""
 
 
 def repeated(items: Iterable[T]) -> dict[T, int]:
-    """Return how often each item occurs that does so more than once, in their order; in time linear in their number."""
+    """Return how often each repeated item occurs, in order of first occurrence; in linear time."""
     return {item: number for item, number in Counter(items).items() if number > 1}

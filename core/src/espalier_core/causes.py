@@ -1,4 +1,4 @@
-"""The cause of an end in one sentence, read from the text that Python prints of an exception."""
+"""The cause of an end in one sentence, extracted from Python's printed tracebacks."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?\Z")
 _LIBRARIES: Final = re.compile(
     r"/site-packages/|/dist-packages/|/lib/python3[.\d]*/|/espalier_(?:core|operator|trainer|agent|cli|lab)/|\A<"
 )
-"""Files that the author of a job has not written."""
+"""Frames in files that the author of a job has not written."""
 MAX_CAUSE: Final = 1000
-"""Characters of a cause."""
+"""Maximum length of a cause, in characters."""
 _MAX_LINES: Final = 300
-"""Characters of a message of several lines, in one."""
+"""Maximum length of a message of several lines when joined into one, in characters."""
 _LINKS: Final = frozenset(
     {
         "During handling of the above exception, another exception occurred:",
         "The above exception was the direct cause of the following exception:",
     }
 )
-"""What Python prints between two tracebacks."""
+"""Lines that Python prints between two tracebacks."""
 
 
 def in_one_line(text: str) -> str:
-    """Return the lines of a message in one, cut at 300 characters."""
+    """Return the lines of a message as one line, cut at 300 characters."""
     first, *rest = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     if not rest:
         return first
@@ -36,10 +36,10 @@ def in_one_line(text: str) -> str:
 
 
 def cause_in(log: str, *, ends_with_it: bool = False) -> str:
-    """Return the cause that the end of a log names: `Type: message (file:line, in function)`.
+    """Return the cause at the end of a log: `Type: message (file:line, in function)`.
 
-    It is the last exception that was printed with its traceback, or else the last line. '' for an empty log. Of a
-    message of several lines, those count that are indented, or follow a colon; all if the log `ends_with_it`.
+    It is the last exception that was printed with its traceback, or else the last line; '' for an empty log. In a
+    message of several lines, only those indented or after a colon count; all if the log `ends_with_it`.
     """
     blocks = _blocks(log.splitlines())
     raised = next((text for block in reversed(blocks) if (text := _exception(block, whole=ends_with_it))), "")
@@ -50,7 +50,7 @@ def cause_in(log: str, *, ends_with_it: bool = False) -> str:
 
 
 def place_in(log: str) -> str:
-    """Return the innermost `file:line, in function` of the user's in the tracebacks of a log, '' if there is none."""
+    """Return the innermost `file:line, in function` of the user's code in a log's tracebacks; '' if there is none."""
     return _place(_blocks(log.splitlines()))
 
 
@@ -68,7 +68,7 @@ def _blocks(lines: Iterable[str]) -> list[list[str]]:
 
 
 def _exception(block: list[str], *, whole: bool) -> str:
-    """Return the line that names the exception, the first that is not indented, with the others of its message."""
+    """Return the line that names the exception, the first without indentation, with the rest of its message."""
     begin = next((place for place, line in enumerate(block) if line and not line[0].isspace()), None)
     if begin is None or not _EXCEPTION.match(block[begin]):
         return ""
@@ -82,7 +82,7 @@ def _exception(block: list[str], *, whole: bool) -> str:
 
 
 def _place(blocks: list[list[str]]) -> str:
-    """Return the user's innermost frame: of the last exception, or else of one that it was raised from."""
+    """Return the user's innermost frame: in the last exception, or else in one that it was raised from."""
     for block in reversed(blocks):
         for line in reversed(block):
             frame = _FRAME.match(line)

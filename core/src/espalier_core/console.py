@@ -1,4 +1,4 @@
-"""Shared parts of all commands: groups that import on use, errors with a hint, and ranges of numbers."""
+"""Parts shared by all commands: groups that import on use, errors with a hint, and ranges of numbers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import click
 from espalier_core.registry import Registry, RegistryError
 
 INTERRUPTED: Final = 130
-"""The exit code after Ctrl-C, as that of a program which SIGINT ends; click would exit with 1, as after an error."""
+"""The exit code after Ctrl-C, as of a program that SIGINT ends; click would exit with 1, as after an error."""
 COMMANDS: Final = "espalier.commands"
 """The group of entry points by which packages add commands to `espalier`; `agent.NAME` adds one to `espalier agent`."""
 SEEDS: Final = click.IntRange(0, 2**32 - 1)
-"""The range of a job's seed, too. torch takes 64 bits, and `distilled` multiplies seeds."""
+"""The range of seeds, also of a job's. torch takes 64 bits, but `distilled` multiplies seeds."""
 
 
 class CommandError(click.ClickException):
-    """One line with the cause, then a hint; unless a subclass says otherwise, an input that cannot be used."""
+    """An error of one line with the cause, then a hint; unless a subclass differs, it reports unusable input."""
 
     exit_code = 2
 
@@ -37,7 +37,7 @@ class CommandError(click.ClickException):
 
 
 def error_in(log: str) -> str:
-    """Return the error that a command has ended with, and its hint, from what it has printed."""
+    """Return the error, with its hint, with which a command has ended, from its output."""
     lines = log.strip().splitlines()
     found = [number for number, line in enumerate(lines) if line.lower().startswith("error: ")]
     return "; ".join(line.partition(": ")[2] for line in lines[found[-1] :]) if found else "\n".join(lines[-20:])
@@ -51,7 +51,7 @@ class NotInstalledError(CommandError):
 
 
 class RealRange(click.FloatRange):
-    """The real numbers of a range: `FloatRange` accepts NaN, which is neither below nor above a limit, and infinity."""
+    """A range of finite numbers: `FloatRange` accepts infinity, and NaN, which is neither below nor above a limit."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number.
@@ -70,13 +70,13 @@ def output_file(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return an option `--output` for a file or a folder; required without a default.
 
-    `-o` is read for one release more, with a warning: in all other commands it is a format.
+    `-o` is accepted for one more release, with a warning: in all other commands it is a format.
     """
     key = f"{__name__}.output"
 
     def old(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
         if value is not None:
-            click.echo("warning: -o is a format in other commands, and will be here; write --output", err=True)
+            click.echo("warning: -o names a format in other commands, and soon here too; use --output", err=True)
             ctx.meta[key] = value
 
     def new(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path:
@@ -88,7 +88,7 @@ def output_file(
     def added(command: Callable[..., Any]) -> Callable[..., Any]:
         shown = f"{help}  [{'required' if default is None else f'default: {default}'}]"
         command = click.option("--output", type=kind, callback=new, help=shown)(command)
-        # Before --output, whichever comes first on the command line.
+        # Handled before --output, whichever comes first on the command line.
         old_letter = click.option(
             "-o", "old_output", type=kind, is_eager=True, hidden=True, expose_value=False, callback=old
         )
@@ -98,12 +98,12 @@ def output_file(
 
 
 class LazyGroup(click.Group):
-    """A group some of whose commands are imported on use: torch alone takes seconds.
+    """A group that imports some of its commands on use: torch alone takes seconds.
 
     `elsewhere` gives for each name the module and the name in it, as `module:name`. Other packages add commands as
-    entry points of `group`, whose names begin with `prefix`; they replace none. A command whose imports are not
-    installed is listed with `missing`, and ends with that hint and exit code 2. `sections` gives the help a heading
-    for some commands each; all others come under the last one.
+    entry points of `group`, whose names begin with `prefix`; they cannot replace any. A command whose imports are not
+    installed is listed with `missing`, and ends with that hint and exit code 2. `sections` groups commands under
+    headings in the help; all others come under the last one.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class LazyGroup(click.Group):
         sections: Mapping[str, Sequence[str]] | None = None,
         **settings: Any,
     ) -> None:
-        """Take the arguments of `click.Group` in addition."""
+        """Extend `click.Group`, whose arguments it takes in addition."""
         super().__init__(*args, **settings)
         self._prefix, self._missing = prefix, missing
         self._sections = sections or {"Commands": ()}
@@ -129,7 +129,7 @@ class LazyGroup(click.Group):
         return sorted({*super().list_commands(ctx), *(name for name in names if "." not in name)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command, imported if need be."""
+        """Return the command, imported if necessary."""
         here, name = super().get_command(ctx, cmd_name), self._prefix + cmd_name
         if here is not None or "." in cmd_name or self._registry.problem(name):
             return here
@@ -146,7 +146,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command of `args`; an error names one that is spelled like it."""
+        """Return the command of `args`; the error for an unknown one suggests a similar name."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -166,10 +166,10 @@ class LazyGroup(click.Group):
                     formatter.write_dl(rows)
 
     def _summary(self, ctx: click.Context, name: str) -> str | None:
-        """Return the first sentence of a command's help; None where it is hidden."""
+        """Return the first sentence of a command's help; None if it is hidden."""
         try:
             command = self.get_command(ctx, name)
-        except RegistryError as error:  # the help of all others is not to fail by it
+        except RegistryError as error:  # must not break the help of all others
             return str(error)
         return None if command is None or command.hidden else command.get_short_help_str(limit=1000)
 
@@ -183,7 +183,7 @@ class LazyGroup(click.Group):
 
 
 def _without(command: str, module: str, hint: str) -> click.Command:
-    """Return what stands for a command that cannot be imported."""
+    """Return a substitute for a command that cannot be imported."""
 
     def refuse(**_: object) -> None:
         raise NotInstalledError(command, module.partition(".")[0], hint)

@@ -1,4 +1,4 @@
-"""Actions that a Gymnasium environment does not offer: it raises, or does what its argument `illegal` names."""
+"""Illegal actions in a Gymnasium environment: it raises, or does what its argument `illegal` names."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, Final
 
 RAISE: Final = "raise"
 _SHOWN: Final = 20
-"""Legal actions that an error names."""
+"""Number of legal actions that an error names."""
 
 
 class IllegalActionError(ValueError):
-    """An action that cannot be chosen now: its mask is 0, or it is none. The message names it, and which can."""
+    """An action whose mask is 0, or that is not an action. The message names it, and the legal ones."""
 
 
 def checked(illegal: str, instead: str) -> str:
-    """Return what an environment does with illegal actions: `RAISE`, or `instead`. Raises `ValueError` for others."""
+    """Return the treatment of illegal actions: `RAISE`, or `instead`. Raise `ValueError` for other values."""
     if illegal not in (RAISE, instead):
         raise ValueError(f"illegal is {illegal!r}; choose {RAISE!r} or {instead!r}")
     return illegal
@@ -30,9 +30,9 @@ def integer(action: Any) -> int | None:
 
 
 def chosen(action: Any, mask: Any, instead: int | None = None, where: str = "") -> int:
-    """Return `action` where the mask, a sequence or an array, is not 0 for it, and `instead` of another integer.
+    """Return `action` if its mask (a sequence or an array) is not 0, and `instead` for any other integer.
 
-    Raises `IllegalActionError` without `instead`, and for what is no integer.
+    Raise `IllegalActionError` without `instead`, and for a value that is not an integer.
     """
     number = integer(action)
     if number is not None and 0 <= number < len(mask) and mask[number]:

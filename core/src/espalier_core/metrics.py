@@ -2,7 +2,7 @@
 
 Names and units follow Prometheus' conventions (base units, `_total` for counters). No label names a pod or a decision,
 so the number of series grows at most linearly with the number of existing jobs. The operator computes series with the
-label `job_name` at each scrape, from what the scheduler sees; they disappear with their job.
+label `job_name` at each scrape, from the state of the scheduler; they disappear with their job.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MetricFamily:
     name: str
     type: MetricType
     help: str
-    """What it counts or measures."""
+    """The counted or measured quantity."""
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram, without +Inf."""
@@ -294,10 +294,10 @@ class Metrics:
     """
 
     def __init__(self, exporter: Exporter, without: Container[str] = ()) -> None:
-        """Start from zero with all metrics of `exporter` but those named in `without`."""
+        """Start from zero with all metrics of `exporter` except those named in `without`."""
         self.registry = CollectorRegistry()
         self.exposed = CollectorRegistry()
-        """What is scraped; `text` returns it."""
+        """The registry that is scraped; `text` returns it."""
         self.exposed.register(_WithoutCreated(self.registry))
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
@@ -331,7 +331,7 @@ class Metrics:
         (histogram.labels(*labels) if labels else histogram).observe(value)
 
     def begin(self, name: str, *labels: str) -> None:
-        """Show a series of a counter or histogram before anything was counted: at zero."""
+        """Show a series of a counter or histogram at zero, before anything was counted."""
         (self._counters.get(name) or self._histograms[name]).labels(*labels)
 
     def forget(self, name: str, *labels: str) -> None:
@@ -339,7 +339,7 @@ class Metrics:
         (self._counters.get(name) or self._histograms.get(name) or self._gauges[name]).remove(*labels)
 
     def is_counter(self, name: str) -> bool:
-        """Return whether a metric that is counted here is a counter."""
+        """Return whether a metric of this part is a counter."""
         return name in self._counters
 
     def text(self) -> bytes:
@@ -348,9 +348,9 @@ class Metrics:
 
 
 class _WithoutCreated(Collector):
-    """All of a registry but when each series was made, a gauge that the library adds to each counter and histogram.
+    """All of a registry except the creation times, a gauge that the library adds to each counter and histogram.
 
-    Nothing asks for these, and they would be a third of all series. The library's own switch is for the whole process,
+    Nobody reads these, and they would be a third of all series. The library's own switch is for the whole process,
     which may be a person's training script.
     """
 
@@ -358,7 +358,7 @@ class _WithoutCreated(Collector):
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
-        """Yield them."""
+        """Yield the other metrics."""
         for metric in self._registry.collect():
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric

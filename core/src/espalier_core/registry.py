@@ -1,4 +1,4 @@
-"""Names in settings and job files, and the objects that they select: built-in ones and those of installed packages.
+"""Names in settings and job files, and the objects that they select, built in or from installed packages.
 
 A registry is one table. A built-in entry is one line in it; a user's own is an entry point of the registry's group
 (https://packaging.python.org/en/latest/specifications/entry-points/) in any installed package. Both are written
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class RegistryError(ValueError):
-    """A name is unknown, or what it stands for cannot be loaded; the message gives name, cause and remedy."""
+    """A name is unknown, or its object cannot be loaded; the message gives name, cause and remedy."""
 
 
 class Registry(Generic[T]):
-    """Objects by name. `kind` is what error messages call one of them, `group` the entry points' group."""
+    """Objects by name. Error messages call one of them `kind`; `group` is the entry points' group."""
 
     def __init__(self, kind: str, group: str, builtin: Mapping[str, str]) -> None:
         self.kind, self.group = kind, group
@@ -32,9 +32,9 @@ class Registry(Generic[T]):
         return (*self._builtin, *sorted(self._installed().keys() - self._builtin.keys()))
 
     def load(self, name: str) -> T:
-        """Import and return what `name` stands for; a built-in name cannot be replaced.
+        """Import and return the object of `name`; a built-in name cannot be replaced.
 
-        Raises `RegistryError` where the name is unknown or what it stands for cannot be imported.
+        Raise `RegistryError` if the name is unknown or its object cannot be imported.
         """
         entry = self._builtin.get(name) or self._installed().get(name)
         if entry is None:
@@ -51,7 +51,7 @@ class Registry(Generic[T]):
         return "" if entry is None or entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
 
     def problem(self, name: str) -> str:
-        """Return what is wrong with `name`, empty where it is known."""
+        """Return the fault of `name`; empty if it is known."""
         if name in self._builtin or name in (names := self.names()):
             return ""
         return (
@@ -60,9 +60,9 @@ class Registry(Generic[T]):
         )
 
     def check(self, name: str, *others: str) -> str:
-        """Return a name of the registry, or one of `others`; pydantic's error for an enum where it is neither.
+        """Return a name of the registry, or one of `others`; raise pydantic's error for an enum if it is neither.
 
-        A built-in name, which nearly all are, is found without a look at the installed packages.
+        A built-in name, as nearly all are, is found without searching the installed packages.
         """
         if name in self._builtin or name in others:
             return name

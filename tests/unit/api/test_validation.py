@@ -222,7 +222,7 @@ def test_aliases_that_multiply_are_refused_unread() -> None:
 
 def test_a_file_that_holds_itself_is_refused() -> None:
     looped = "&a {apiVersion: espalier.dev/v1alpha1, kind: AdaptiveTrainingJob, metadata: {name: x}, spec: *a}"
-    assert problems(looped) == ["job.yaml: holds itself, or values inside of values without end; no job needs that"]
+    assert problems(looped) == ["job.yaml: refers to itself or is nested too deeply; write the values out"]
 
 
 def test_objects_of_other_groups_are_left_out() -> None:

@@ -148,7 +148,7 @@ def explained(code: int, body: bytes, resource: Resource = PODS, namespace: str 
     ("status", "body", "kind", "message"),
     [
         (400, b'{"message": "bad selector"}', ClusterError, "the API server refuses (400): bad selector"),
-        (401, b"{}", ClusterError, "the API server does not know who asks (401)"),
+        (401, b"{}", ClusterError, "the API server rejects the credentials (401)"),
         (403, b'{"message": "no"}', ForbiddenError, "no"),
         (404, b'{"message": "not there"}', NotFoundError, "not there"),
         (503, b"not yet", ClusterError, "the API server cannot answer now (503): not yet"),
@@ -176,12 +176,12 @@ def test_a_cluster_without_espalier_is_named() -> None:
     ("resource", "namespace", "right"),
     [
         (JOBS, "a", "list adaptivetrainingjobs.espalier.dev in namespace a"),
-        (PODS, None, "list pods in all namespaces; -n NAMESPACE asks for one namespace only"),
+        (PODS, None, "list pods in all namespaces; -n NAMESPACE reads one namespace only"),
         (NODES, None, "list nodes in the cluster"),
     ],
 )
 def test_the_missing_right_is_named(resource: Resource, namespace: str | None, right: str) -> None:
-    assert explained(403, b"{}", resource, namespace).hint == f"what is missing is the right to {right}"
+    assert explained(403, b"{}", resource, namespace).hint == f"you need the right to {right}"
 
 
 def test_the_first_error_of_several_calls_is_raised(tmp_path: Path) -> None:

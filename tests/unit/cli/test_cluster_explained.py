@@ -167,12 +167,12 @@ def test_the_next_decision_is_shown_where_there_is_one() -> None:
 
 def test_who_may_not_see_the_cluster_is_shown_what_is_missing() -> None:
     raw, leader, said = training()
-    view = View(lists(jobs=[raw], pods=[leader], reports=[said]), blind="what is missing is the right to list nodes")
+    view = View(lists(jobs=[raw], pods=[leader], reports=[said]), blind="you need the right to list nodes")
     blind = case_of("default", "a", view, NOW, SETTINGS)
     assert blind is not None
     told = sections(blind)
     assert told["What would change it"][-1] == (
-        "The cluster's GPUs could not be looked at: what is missing is the right to list nodes."
+        "The cluster's GPUs could not be looked at: you need the right to list nodes."
     )
     assert told["GPUs"][0].endswith("acknowledged by its leader.")
 

@@ -42,7 +42,7 @@ def test_first_it_says_where_the_job_stands() -> None:
     (line,) = Narrator().of_status(None, job_of(acted(job("a"), refusal=Reason.TOO_LARGE)))
     assert str(line).startswith("Pending, TooLarge: it requests more GPUs than there are in total")
     (line,) = Narrator().of_status(None, job_of(job("a")))
-    assert str(line) == "Pending: no operator has looked at it yet"
+    assert str(line) == "Pending: no operator has seen it yet"
 
 
 def test_a_change_of_status_is_reported_in_the_words_of_its_events() -> None:

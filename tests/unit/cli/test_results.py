@@ -210,7 +210,7 @@ def test_a_damaged_result_is_one_line_with_what_to_do(
     outcome = CliRunner().invoke(cli, ["compare", str(path.parent)])
     assert outcome.exit_code == 2
     (line,) = outcome.stderr.splitlines()
-    assert line.startswith(f"error: {path}: is no result of a run (")
+    assert line.startswith(f"error: {path}: is not the result of a run (")
     assert fault in line
     assert line.endswith("; the same `espalier run` writes it again")
 

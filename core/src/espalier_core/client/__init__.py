@@ -1,4 +1,4 @@
-"""Jobs from Python, on a cluster and on this machine alike; the commands for jobs of a cluster are written on it."""
+"""Python client for jobs on a cluster or on this machine; the commands for jobs of a cluster are built on it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def connect(
     """Return a client for the jobs of this machine, or of a namespace of a cluster.
 
     With `folder`, each job is a run of this machine, in a folder of its name there; `options` are those of `espalier
-    run`, such as `gpus=2`, `simulate=True` or `arrive=["30%:1"]`. Without, the cluster is that of `context` in
-    `kubeconfig` (default: as kubectl finds them), and `namespace` that of the context unless it is named.
+    run`, such as `gpus=2`, `simulate=True` or `arrive=["30%:1"]`. Without it, the cluster is the one of `context` in
+    `kubeconfig` (defaults: kubectl's), and `namespace` defaults to the context's.
 
-    Raises `ClientError` where that is not possible. Nothing is asked of a cluster yet.
+    Raise `ClientError` where that is not possible. No request is sent to a cluster yet.
     """
     if folder is not None:
         named = {"namespace": namespace, "kubeconfig": kubeconfig, "context": context}

@@ -20,7 +20,7 @@ from espalier_core.types.result import RunResult
 
 
 class ClusterClient(JobClient):
-    """The jobs of a cluster; those that name no namespace are in `namespace` (default: the context's)."""
+    """The jobs of a cluster; names without a namespace refer to `namespace` (default: the context's)."""
 
     def __init__(self, cluster: Cluster, namespace: str | None = None) -> None:
         self.cluster, self.namespace = cluster, namespace or cluster.namespace
@@ -39,7 +39,7 @@ class ClusterClient(JobClient):
         return handle
 
     def job_at(self, name: str, namespace: str | None = None) -> ClusterHandle:
-        """Return the job `name` or `namespace/name`, without asking whether there is one."""
+        """Return a handle for the job `name` or `namespace/name`, without checking that it exists."""
         given, _, name = name.rpartition("/")
         return ClusterHandle(self.cluster, given or namespace or self.namespace, name)
 
@@ -60,7 +60,7 @@ class ClusterHandle(JobHandle):
         self.cluster, self.namespace, self.name = cluster, namespace, name
 
     def read(self) -> Job:
-        """Return the job as it is now."""
+        """Return the current state of the job."""
         return job_of(self._raw())
 
     def result(self) -> RunResult:
@@ -89,9 +89,10 @@ class ClusterHandle(JobHandle):
         yield from sorted((event_of(raw) for raw in about if is_about(raw, uid)), key=lambda event: event.at)
 
     def follow(self, patience: float = 300.0) -> Iterator[Job | Event | Change | None]:
-        """Yield the job and its Events whenever they change, until it has ended; None where nothing has for a moment.
+        """Yield the job and its Events whenever they change, until it has ended; None after a moment without changes.
 
-        It lasts over lost connections, which are yielded too, of `patience` seconds. `ClusterError` after its deletion.
+        It survives lost connections of up to `patience` seconds, yields these, and raises `ClusterError` after a
+        deletion.
         """
         raw = self._raw()
         job = job_of(raw)
@@ -108,7 +109,7 @@ class ClusterHandle(JobHandle):
                         yield job
                     case resource, Failed(error=error) if resource is JOBS:
                         raise cluster_error(error)
-                    case resource, Changed() | Deleted() if resource is JOBS:  # it, or another of the name is there
+                    case resource, Changed() | Deleted() if resource is JOBS:  # replaced by another of its name
                         raise ClusterError(f"{job.key} was deleted before it ended")
                     case _, change:
                         yield change
@@ -116,13 +117,13 @@ class ClusterHandle(JobHandle):
                         yield None
 
     def logs(self, *, follow: bool = False, pod: str | None = None) -> Iterator[bytes]:
-        """As of all jobs; `pod` is that of another worker than the leader."""
+        """Yield the log of the leader, or of the worker whose pod is `pod`."""
         pods = self.cluster.list_all(PODS, self.namespace, labels=f"{JOB_LABEL}={self.name}").items
         if not pods:
             raise ClientError(f"{self.read().key} has no pods now", f"espalier explain {self.name} says why")
         if (found := worker_log(pods, pod)) is None:
             known = ", ".join(sorted(each["metadata"]["name"] for each in pods))
-            raise ClientError(f"--worker {pod}: is no pod of {self.namespace}/{self.name}; it has {known}")
+            raise ClientError(f"--worker {pod}: is not a pod of {self.namespace}/{self.name}; it has {known}")
         with for_a_person():
             yield from self.cluster.client.log(self.namespace, *found, follow=follow)
 
@@ -137,7 +138,7 @@ class ClusterHandle(JobHandle):
             self.cluster.client.delete(JOBS, self.namespace, self.name)
 
     def not_found(self) -> NotFoundError:
-        """Return the error where there is no such job, with the most similar existing name."""
+        """Return the error for a missing job, with the most similar existing name."""
         hint = self.cluster.nearest_job(self.namespace, self.name)
         return NotFoundError(f"there is no job {self.name!r} in namespace {self.namespace}", hint)
 

@@ -1,4 +1,4 @@
-"""What clients of a cluster and of this machine have in common."""
+"""Interfaces common to the clients of a cluster and of this machine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from espalier_core.types.result import RunResult
 from espalier_core.validation.reading import JobFileError, load_job, parse_jobs
 
 EXPLANATIONS: Final = "espalier.explanations"
-"""The group of entry points that explain the job of a handle, by its `place`."""
+"""The group of entry points that explain the job of a handle, selected by its `place`."""
 
 
 class JobHandle(ABC):
-    """A job that was submitted. All methods raise `ClientError`, and `NotFoundError` where the job is gone."""
+    """A job that was submitted. All methods raise `ClientError`, or `NotFoundError` if the job is gone."""
 
     place: str
     """`cluster` or `machine`."""
@@ -29,37 +29,37 @@ class JobHandle(ABC):
 
     @abstractmethod
     def result(self) -> RunResult:
-        """Return what the job came to; before its end, what it has come to so far, with its phase at the moment."""
+        """Return the result of the job; before its end, the result so far, with its current phase."""
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> RunResult:
-        """Return the result at its end, `Complete` or `Failed`; `TimeoutError` where it takes more seconds.
+        """Return the result at its end, `Complete` or `Failed`; raise `TimeoutError` after `timeout` seconds.
 
-        On this machine, a run that is stopped ends too, as `Stopped`: nobody but `resume` starts it again.
+        On this machine, a stopped run ends too, as `Stopped`: only `resume` starts it again.
         """
 
     @abstractmethod
     def events(self, *, follow: bool = False) -> Iterator[Event]:
-        """Yield what has happened to it, the oldest first; with `follow`, also what happens until it ends."""
+        """Yield the job's past events, the oldest first; with `follow`, also later ones until it ends."""
 
     @abstractmethod
     def logs(self, *, follow: bool = False) -> Iterator[bytes]:
-        """Yield what its leader has printed; with `follow`, also what it prints until it ends."""
+        """Yield the lines that its leader has printed; with `follow`, also later ones until it ends."""
 
     @abstractmethod
     def suspend(self) -> None:
-        """Have it save a checkpoint and give all GPUs back."""
+        """Make it save a checkpoint and give all GPUs back."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Have it continue from its checkpoint."""
+        """Make it continue from its checkpoint."""
 
     @abstractmethod
     def delete(self) -> None:
-        """End it, and delete it with what it has written; on a cluster, volumes stay."""
+        """End it, and delete it with its files; on a cluster, volumes stay."""
 
     def explain(self) -> Explanation:
-        """Say where it stands and why; where espalier-cli is installed, also what would change it."""
+        """Explain its state; if espalier-cli is installed, also what would change it."""
         explainers = Registry[Callable[[JobHandle], Explanation]]("explanation", EXPLANATIONS, {})
         if self.place in explainers.names():
             return explainers.load(self.place)(self)
@@ -75,12 +75,12 @@ class JobClient(ABC):
     def submit(self, job: str | Path | Mapping[str, Any] | AdaptiveTrainingJob) -> JobHandle:
         """Submit a job: a file with one job, the job in plain JSON types, or a model.
 
-        Raises `ClientError` where it is invalid, or where a job of its name exists.
+        Raise `ClientError` if it is invalid, or if a job of its name exists.
         """
 
     @abstractmethod
     def job(self, name: str) -> JobHandle:
-        """Return the job of this name; `NotFoundError` where there is none."""
+        """Return the job of this name; raise `NotFoundError` if there is none."""
 
     @abstractmethod
     def jobs(self) -> list[JobHandle]:
@@ -90,11 +90,11 @@ class JobClient(ABC):
         return self
 
     def __exit__(self, *error: object) -> None:  # noqa: B027 - not all have something open
-        """Close what is open. Jobs go on."""
+        """Close open connections. Jobs go on."""
 
 
 def read_job(job: str | Path | Mapping[str, Any] | AdaptiveTrainingJob, resource: str | None) -> AdaptiveTrainingJob:
-    """Return the job as a model; `ClientError` with every problem. `resource` is as for `load_jobs`."""
+    """Return the job as a model; raise `ClientError` with every problem. `resource` is as for `load_jobs`."""
     if isinstance(job, AdaptiveTrainingJob):
         return job
     try:

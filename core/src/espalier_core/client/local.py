@@ -1,4 +1,4 @@
-"""Jobs of this machine: each is a process `espalier run`, in a folder of the job's name."""
+"""Jobs of this machine: each is a process of `espalier run`, in a folder with the job's name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_core.types.result import RunResult, read_history, read_result, so_far
 
 SUBMISSION_FILE, _SUBMITTED_JOB, _RUN_LOG = "submission.json", "submitted.json", "run.log"
-_OWN: Final = ("output", "restart", "json")  # options of `espalier run` that the client gives, or nobody would read
+_OWN: Final = ("output", "restart", "json")  # options of `espalier run` set by the client, or not read
 _POLL_SECONDS: Final = 0.1
 _STOP_SECONDS: Final = 120.0  # for a checkpoint and the end of all processes
 
@@ -42,9 +42,9 @@ class LocalClient(JobClient):
     """The runs in a folder."""
 
     def __init__(self, folder: Path, options: Mapping[str, object]) -> None:
-        """Give `options` to each `espalier run`: True is a flag, a list an option that is repeated."""
+        """Pass `options` to each `espalier run`: True is a flag, a list an option that is repeated."""
         if own := [name for name in options if name in _OWN]:
-            raise ClientError(f"connect: {own[0]}: is no option here; `result` reads what lies in FOLDER/JOB")
+            raise ClientError(f"connect: {own[0]}: cannot be set here; `result` reads the output in FOLDER/JOB")
         self.folder, self._options = folder.absolute(), list(_words(options))
 
     def submit(self, job: str | Path | Mapping[str, Any] | AdaptiveTrainingJob) -> LocalHandle:
@@ -84,7 +84,7 @@ class LocalClient(JobClient):
 
 
 class LocalHandle(JobHandle):
-    """A run of this machine, whoever started it, by its folder."""
+    """A run of this machine, identified by its folder, whoever started it."""
 
     place = "machine"
 
@@ -100,7 +100,7 @@ class LocalHandle(JobHandle):
         """Return the job."""
         files = (self.folder / JOB_FILE, self.folder / _SUBMITTED_JOB)
         if (found := next((file for file in files if file.is_file()), None)) is None:
-            raise NotFoundError(f"{self.folder}: is no folder of one job, which has a {JOB_FILE}")
+            raise NotFoundError(f"{self.folder}: is not the folder of a single job; it has no {JOB_FILE}")
         return read_job(found, DEFAULT_GPU_RESOURCE)
 
     def result(self) -> RunResult:
@@ -146,7 +146,7 @@ class LocalHandle(JobHandle):
             began, where = output.tell(), submission["directory"]
             start = partial(subprocess.Popen, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
             child = start(submission["command"], cwd=where, start_new_session=True)
-        threading.Thread(target=child.wait, daemon=True).start()  # whoever submits need not wait for the end
+        threading.Thread(target=child.wait, daemon=True).start()  # reap the child when it ends
         while not (history.is_file() and history.stat().st_size > before):
             if (code := child.poll()) is not None:
                 if code:
@@ -164,11 +164,11 @@ class LocalHandle(JobHandle):
             found: dict[str, Any] = json.loads((self.folder / SUBMISSION_FILE).read_bytes())
         except FileNotFoundError:
             hint = "use the command that started it, or remove its folder yourself"
-            raise ClientError(f"{self.folder}: no client has submitted it (no {SUBMISSION_FILE})", hint) from None
+            raise ClientError(f"{self.folder}: was not submitted by a client (no {SUBMISSION_FILE})", hint) from None
         return found
 
     def _runner(self) -> int | None:
-        """Return the id of the process that runs it now, alone or with other jobs; None where none does."""
+        """Return the id of the process that runs it now, alone or with other jobs; None if there is none."""
         return next((pid for folder in (self.folder, self.folder.parent) if (pid := holder(folder))), None)
 
     def _lines(self, file: str, *, follow: bool) -> Iterator[bytes]:

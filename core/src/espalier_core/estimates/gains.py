@@ -1,6 +1,6 @@
 """Gains of growths in accuracy: their spread, the limit of harm, and estimates from the losses of a trial. Pure.
 
-Trainers decide on trials by it (`espalier_trainer.trials.rules`), and agents learn from what the arms have shown.
+Trainers use it to decide on trials (`espalier_trainer.trials.rules`), and agents learn from the results of the arms.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from espalier_core.types.advice import Action
 from espalier_core.types.report import Arm
 
 SPREAD: Final = 0.03
-"""How much gains differ: about the deviation of those in the corpora. Learners count gains in this unit, and so do
-the trees of stored policies: it cannot change without these."""
+"""Unit of gains: about the standard deviation of the gains in the corpora. Learners count gains in this unit, and so do
+the trees of stored policies: a change needs new policies."""
 HARM: Final = 0.002
-"""Who ends further than this below doing nothing is harmed."""
+"""Loss of accuracy against doing nothing beyond which a growth counts as harmful."""
 SHARES: Final[Mapping[Trials, float]] = {Trials.CONFIRM: 0.1, Trials.RACE: 0.6}
 """The slice of an arm as a share of the remaining budget.
 
-Validation loss after a tenth, the rate falling to 0 within it, tells a good growth from a bad one; an arm of a race
-continues as the job would, so that the winner's run can be kept, and errs less the longer it trains."""
+The validation loss after a tenth, with the rate falling to 0 within it, distinguishes a good growth from a bad one; an
+arm of a race continues as the job would, so that the winner's run can be kept, and errs less the longer it trains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The relation of a trial's losses to the gain: `slope` · log(loss of nothing / loss of the arm), give or take."""
+    """The relation of a trial's losses to the gain: `slope` · log(loss of nothing / loss of the arm), with an error."""
 
     slope: float
-    """In accuracy."""
+    """Gain in accuracy for each unit of the logarithm."""
     deviation: float
-    """Standard deviation of that measurement, in accuracy."""
+    """Standard deviation of the error, in accuracy."""
 
 
 RACING: Final[Mapping[float, Evidence]] = {
@@ -41,22 +41,22 @@ RACING: Final[Mapping[float, Evidence]] = {
     0.4: Evidence(1.08, 0.051),
     SHARES[Trials.RACE]: Evidence(0.88, 0.039),
 }
-"""Of arms that train as the job would, by the share of the remaining budget after which they are compared."""
+"""Evidence of arms that train as the job would, by the share of the remaining budget after which they are compared."""
 EVIDENCE: Final[Mapping[Trials, Evidence]] = {
     Trials.CONFIRM: Evidence(3.6, 0.11),
     Trials.RACE: RACING[SHARES[Trials.RACE]],
 }
-"""Measured on the first seed of the corpus `free`, by first decisions without widening: what a slice of a tenth ends
-with correlates with the gain in the end by .25, where an arm of a race then stands by .58, and after two fifths by .49.
-`make bench-trial-evidence` measures it on all that is carried."""
+"""Evidence by the kind of trial, measured on the first seed of the corpus `free`, by first decisions without widening:
+the loss after a slice of a tenth correlates with the final gain by 0.25, the loss of an arm of a race at that time by
+0.58, and after two fifths by 0.49. `make bench-trial-evidence` measures it on all corpora in the repository."""
 LIMIT: Final = 0.3
-"""Of the logarithm of losses: a loss that is lower by half gains no more than one that is lower by a quarter."""
+"""Limit on the logarithm of losses: a loss that is lower by half counts as one that is lower by a quarter."""
 
 
 def seen(nothing: float, grown: float) -> float:
-    """Return how much lower the loss of a growth is: log(nothing / grown), within the limit.
+    """Return the reduction of the loss by a growth: log(nothing / grown), within the limit.
 
-    Losses below 0, as some loss functions of users give, have no ratio: then only the sign counts.
+    Losses of 0 or below, which some users' loss functions return, have no ratio: then only the sign counts.
     """
     if nothing <= 0 or grown <= 0:
         return math.copysign(LIMIT, nothing - grown) if nothing != grown else 0.0
@@ -65,18 +65,18 @@ def seen(nothing: float, grown: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TrialGain:
-    """The gain of one growth as a trial shows it."""
+    """The gain of one growth, estimated from a trial."""
 
     gain: float
-    """In accuracy, in the end."""
+    """Gain in final accuracy."""
     deviation: float
-    """Standard deviation of that."""
+    """Standard deviation of the gain."""
 
 
 def trial_gains(arms: Iterable[Arm]) -> dict[str, TrialGain]:
-    """Return what a trial shows of each growth, by the longest slice that `Nothing` has finished, too.
+    """Return the gain of each growth in a trial, by the longest slice that `Nothing` has finished too.
 
-    Empty where it has finished none: then there is nothing to compare with.
+    Empty if `Nothing` has finished no slice: then there is nothing to compare with.
     """
     by_action = {arm.action: arm for arm in arms}
     nothing = by_action.pop(str(Action.nothing()), None)

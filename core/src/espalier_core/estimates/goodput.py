@@ -10,14 +10,14 @@ s passes precede the last one where a worker accumulates the gradients of severa
 times statistical efficiency. With m₀ the batch size that the author chose, φ the noise scale of gradients
 (`measurements.GradientNoise`) and m = S × m₀:
 
-    efficiency(m) = (φ + m₀) / (φ + m)                          progress of an example, relative to m₀
-    gain(S)       = S × efficiency(m) = (σ²/m₀ + μ²) / (σ²/m + μ²)    progress of a step, relative to a step of m₀
-    goodput       = gain(S) / seconds of a step of m            progress a second, in steps of m₀
+efficiency(m) = (φ + m₀) / (φ + m) progress per example, relative to m₀ gain(S) = S × efficiency(m) = (σ²/m₀ + μ²) /
+(σ²/m + μ²) progress of a step, relative to a step of m₀ goodput = gain(S) / seconds of a step of m progress a second,
+in steps of m₀
 
 `gain` is AdaScale's (Johnson et al. 2020, arXiv:2007.05105): a step of m with the learning rate multiplied by it is
 worth this many steps of m₀. Here, a batch size is a multiple of m₀, so all sizes cut an epoch into the same batches.
 
-The operator decides by it on workers, trainers on their batch size. The operator has no scipy.
+The operator chooses numbers of workers by it, trainers their batch size. The operator has no scipy.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from typing import Final
 from espalier_core.types.measurements import GradientNoise, Measurements
 
 LEAST_SECONDS: Final = 1e-8
-"""Seconds in place of 0, whose logarithm is needed."""
+"""Minimum used in place of 0, which has no logarithm."""
 _LARGEST_GAMMA: Final = 10.0
 _ITERATIONS: Final = 60
 _GAMMA_WEIGHT: Final = 1e-3
 _SLOPE_WEIGHT: Final = 1e-2
-"""Weights of (γ − 1)² and of (β ÷ α)² of the exchange, as in AdaptDL: where measurements do not tell, γ is 1 and the
-exchange does not become slower with more workers."""
+"""Weights of (γ − 1)² and of (β ÷ α)² of the exchange, as in AdaptDL: where measurements do not determine them, γ is 1
+and the exchange does not become slower with more workers."""
 
 Vector = tuple[float, ...]
 CHOICES: Final = 50
-"""Sizes that are compared at most, about in equal ratios from the smallest to the largest, as in Pollux."""
+"""Maximum number of sizes that are compared, in about equal ratios from the smallest to the largest, as in Pollux."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +54,11 @@ class StepTime:
     """Examples of one worker in a step."""
     step_seconds: float
     sync_seconds: float
-    """The part in which gradients are exchanged."""
+    """The part of a step in which gradients are exchanged."""
     passes: int = 1
-    """Parts of its examples that a worker computes one after the other."""
+    """Parts in which a worker computes its examples one after the other."""
     gpu_type: str = ""
-    """Empty where nobody says."""
+    """Type of GPU; empty if unknown."""
 
     @property
     def pass_size(self) -> int:
@@ -67,7 +67,7 @@ class StepTime:
 
 
 def step_times(measured: Measurements) -> tuple[StepTime, ...]:
-    """Return the durations of steps of the job's current model: the one that was measured last."""
+    """Return the durations of steps of the job's current model, which is the one measured last."""
     return tuple(
         StepTime(
             nodes=speed.nodes,
@@ -84,23 +84,23 @@ def step_times(measured: Measurements) -> tuple[StepTime, ...]:
 
 
 def on_type(speeds: Sequence[StepTime], gpu_type: str) -> tuple[StepTime, ...]:
-    """Return what was measured on a type of GPU."""
+    """Return the measurements on a type of GPU."""
     return tuple(point for point in speeds if point.gpu_type == gpu_type)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """The parameters, in seconds."""
+    """The parameters of the throughput model, in seconds."""
 
     alpha_compute: float
     beta_compute: float
-    """For each example."""
+    """Increase for each example."""
     alpha_local: float = LEAST_SECONDS
     beta_local: float = LEAST_SECONDS
-    """For each worker beyond two, all on one node."""
+    """Increase for each worker beyond two, all on one node."""
     alpha_nodes: float = LEAST_SECONDS
     beta_nodes: float = LEAST_SECONDS
-    """The same on several nodes."""
+    """Increase for each worker beyond two, on several nodes."""
     gamma: float = 1.0
 
     def compute_seconds(self, batch_size: float, passes: int = 1) -> float:
@@ -125,11 +125,11 @@ class Throughput:
 
 @lru_cache(maxsize=4096)
 def fitted(measured: tuple[StepTime, ...]) -> Throughput | None:
-    """Return the model that comes closest to what was measured; None where nothing was.
+    """Return the model that fits the measurements best; None if there are none.
 
-    Least squares of logarithms, as in Pollux. What no measurement tells of is what AdaptDL assumes: no exchange among
-    workers that never trained together, the same for any number of them, half of the time of a step independent of the
-    batch where all batches were equal, and an exchange among nodes no faster than within one.
+    Least squares of logarithms, as in Pollux. Parameters that no measurement determines are as AdaptDL assumes: no
+    exchange among workers that never trained together, the same for any number of them, half of the time of a step
+    independent of the batch where all batches were equal, and an exchange among nodes no faster than within one.
     """
     points = [point for point in measured if point.step_seconds > 0]
     if not points:
@@ -183,7 +183,7 @@ def least_squares(
 
 
 def solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """Return x of `matrix` x = `right` by elimination with pivots; 0 for what the matrix leaves open."""
+    """Return x of `matrix` x = `right` by elimination with pivots; 0 for an undetermined entry."""
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     size = len(rows)
     for column in range(size):
@@ -205,11 +205,11 @@ _BOUNDS: Final = {
     name: (math.log(LEAST_SECONDS), math.log(1e9))
     for name in ("alpha_compute", "beta_compute", "alpha_local", "beta_local", "alpha_nodes", "beta_nodes")
 } | {"gamma": (0.0, math.log(_LARGEST_GAMMA))}
-"""Of the logarithms."""
+"""Bounds on the logarithms of the parameters."""
 
 
 def _start(points: Sequence[StepTime]) -> tuple[Throughput, frozenset[str]]:
-    """Return parameters to begin with, and the names of those that the measurements tell of."""
+    """Return initial parameters, and the names of those that the measurements determine."""
     alone = [_compute(point) for point in points]
     mean, batch = sum(alone) / len(alone), sum(point.batch_size for point in points) / len(points)
     local = [point for point in points if point.workers > 1 and point.nodes == 1]
@@ -231,7 +231,7 @@ def _start(points: Sequence[StepTime]) -> tuple[Throughput, frozenset[str]]:
 
 
 def _compute(point: StepTime) -> float:
-    """Return T_grad of all passes as it was measured."""
+    """Return the measured T_grad of all passes."""
     return max(LEAST_SECONDS, point.step_seconds - point.sync_seconds)
 
 
@@ -273,9 +273,9 @@ class BatchLimits:
     batch_size: int
     """m₀: examples in a step of all workers together. No smaller batch is chosen."""
     max_batch_size: int
-    """Examples in a step of all workers together; m₀ where it is less."""
+    """Maximum number of examples in a step of all workers together; m₀ where it is less."""
     max_pass_size: int | None = None
-    """Examples that a worker computes in one pass, for its memory; None: any."""
+    """Maximum number of examples that a worker computes in one pass, for its memory; None: no limit."""
 
     @property
     def most(self) -> int:
@@ -287,39 +287,39 @@ class BatchLimits:
         return -(-batches * self.batch_size // workers)
 
     def passes(self, batches: int, workers: int) -> int:
-        """Return the parts in which each of `workers` computes its share of `batches` × m₀ examples."""
+        """Return the number of parts in which each of `workers` computes its share of `batches` × m₀ examples."""
         return 1 if self.max_pass_size is None else -(-self.share(batches, workers) // self.max_pass_size)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Choice:
-    """A batch size and what is expected of it."""
+    """A batch size and its expected goodput."""
 
     goodput: float
-    """Steps of m₀ whose progress is made in a second."""
+    """Progress in a second, in steps of m₀."""
     batches: int
     """The batch size divided by m₀."""
     passes: int
-    """In which each worker computes its share."""
+    """Number of parts in which each worker computes its share."""
 
 
 def adascale_gain(squared_norm: float, variance: float, scale: float) -> float:
-    """Return how many steps of m₀ a step of `scale` × m₀ examples is worth: from 1 to `scale`, which is at least 1.
+    """Return the value of a step of `scale` × m₀ examples in steps of m₀: from 1 to `scale`, which is at least 1.
 
-    `squared_norm` is that of the true gradient, `variance` the trace of the covariance of the gradient of m₀ examples.
+    `squared_norm` belongs to the true gradient; `variance` is the trace of the gradient's covariance with m₀ examples.
     """
     noisy = variance / scale + squared_norm
     return (variance + squared_norm) / noisy if noisy > 0 else 1.0
 
 
 def gain(noise: GradientNoise, batch_size: int, scale: float) -> float:
-    """Return AdaScale's gain of `scale` × `batch_size` examples by measured noise."""
+    """Return AdaScale's gain for `scale` × `batch_size` examples from the measured noise."""
     found = adascale_gain(noise.squared_norm, noise.variance / batch_size, scale)
-    return min(max(1.0, found), scale)  # rounding, and figures that overflow
+    return min(max(1.0, found), scale)  # against rounding and overflow
 
 
 def candidates(most: int) -> tuple[int, ...]:
-    """Return the multiples of m₀ that are compared, from 1 to `most`."""
+    """Return the multiples of m₀ to compare, from 1 to `most`."""
     steps = range(CHOICES)
     return tuple(sorted({round(most ** (step / (CHOICES - 1))) for step in steps})) if most > 1 else (1,)
 
@@ -327,7 +327,7 @@ def candidates(most: int) -> tuple[int, ...]:
 def choice(
     model: Throughput, noise: GradientNoise, limits: BatchLimits, nodes: int, workers: int, batches: int
 ) -> Choice:
-    """Return what is expected of steps of `batches` × m₀ examples."""
+    """Return the choice of `batches` × m₀ examples in a step, with its expected goodput."""
     passes = limits.passes(batches, workers)
     seconds = model.step_seconds(nodes, workers, batches * limits.batch_size / workers, passes)
     return Choice(gain(noise, limits.batch_size, batches) / max(LEAST_SECONDS, seconds), batches, passes)
@@ -337,7 +337,7 @@ def choice(
 def best(
     model: Throughput, noise: GradientNoise, limits: BatchLimits, nodes: int, workers: int, most: int | None = None
 ) -> Choice:
-    """Return the batch size with the largest goodput, the smallest of those that are equal.
+    """Return the batch size with the largest goodput, the smallest one among equals.
 
     `most` limits the multiples of m₀ further.
     """

@@ -1,4 +1,4 @@
-"""Versioned JSON files, written atomically: how parts communicate without an API server.
+"""Versioned JSON files, written atomically, by which parts communicate without an API server.
 
 A document is written to a temporary file, fsynced and renamed, so a reader never sees half of it unless something else
 damaged the file. A reader rejects versions that it does not know.
@@ -31,18 +31,18 @@ VERSION: Final = 1
 MAX_BYTES: Final = 64 * 1024 * 1024
 """Maximum size of a text file that is read. The files that Espalier writes are thousands of times smaller."""
 LONGEST_LINE: Final = 1 << 20
-"""Bytes of a line that is appended; an event is some hundreds."""
+"""Maximum length of an appended line, in bytes; an event has some hundreds."""
 _POLL_SECONDS: Final = 0.1
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class DocumentError(ValueError):
-    """A contract file cannot be used. The message names the file, what is wrong and what to do."""
+    """A contract file cannot be used. The message names the file, the fault and the remedy."""
 
 
 class DoubledKeyError(ValueError):
-    """A JSON object has a key twice. The message names it."""
+    """A JSON object has a key twice. The message names the key."""
 
 
 def without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -59,14 +59,14 @@ def read_bounded(path: Path, limit: int = MAX_BYTES) -> bytes:
     with path.open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise DocumentError(f"{path}: is larger than {limit / 2**20:g} MiB, which is more than is read")
+        raise DocumentError(f"{path}: is larger than {limit / 2**20:g} MiB, the maximum")
     return content
 
 
 def dumps(model: BaseModel, *, compact: bool = False) -> str:
     """Return the document text of `model`: its JSON with `version` and `kind` in front.
 
-    `compact`: in one line, which is written five times as fast, for texts that only programs read.
+    `compact` writes one line, five times as fast, for texts that only programs read.
     """
     body = model.model_dump(mode="json", by_alias=True, exclude_none=True)
     text = json.dumps({"version": VERSION, "kind": type(model).__name__, **body}, indent=None if compact else 1)
@@ -76,7 +76,7 @@ def dumps(model: BaseModel, *, compact: bool = False) -> str:
 def loads(text: str, model: type[ModelT], source: str) -> ModelT:
     """Parse a document written by `dumps`; `source` names it in errors.
 
-    Raises `DocumentError` when the text is half-written or damaged, of another kind, or of another version.
+    Raise `DocumentError` if the text is half-written or damaged, of another kind, or of another version.
     """
     try:
         body = json.loads(text, object_pairs_hook=without_doubles)
@@ -108,10 +108,10 @@ def loads(text: str, model: type[ModelT], source: str) -> ModelT:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return the position and the reason of the first error that a model found.
+    """Return the position and the reason of the most telling error of a model.
 
-    Of what may be of several types all are tried, and the first to complain is not the one that knows best: a figure
-    that is not finite is named before all else.
+    pydantic tries every type of a union, and the first complaint is not always the relevant one: a figure that is not
+    finite is named before all else.
     """
     faults = error.errors()
     fault = next((each for each in faults if each["type"] == "finite_number"), faults[0])
@@ -121,7 +121,7 @@ def first_fault(error: ValidationError) -> str:
 
 
 def read_document(path: Path, model: type[ModelT]) -> ModelT:
-    """Read the document at `path`; `DocumentError` as `loads`, `FileNotFoundError` where there is none."""
+    """Read the document at `path`; raise `DocumentError` as `loads` does, and `FileNotFoundError` if it is missing."""
     try:
         text = read_bounded(path).decode()
     except UnicodeDecodeError as error:
@@ -130,7 +130,7 @@ def read_document(path: Path, model: type[ModelT]) -> ModelT:
 
 
 def write_document(path: Path, model: BaseModel) -> None:
-    """Write `model` to `path` so that a reader sees the old document or the new one, and nothing in between."""
+    """Write `model` to `path` so that a reader sees either the old document or the new one."""
     write_text_atomically(path, dumps(model))
 
 
@@ -152,12 +152,12 @@ def write_bytes_atomically(path: Path, content: bytes, *, private: bool = False)
 
     If it is `private`, only its owner may read it.
 
-    A device or a pipe (`/dev/stdout`, `/dev/full`) is written to: a rename would put a file in its place.
+    A device or a pipe (`/dev/stdout`, `/dev/full`) is written directly: a rename would replace it by a file.
     """
     if path.exists() and not path.is_file():
         path.write_bytes(content)
         return
-    # A link stays one, such as /dev/stdout where a shell sends it to a file.
+    # A link remains a link, such as /dev/stdout where a shell redirects it to a file.
     path = Path(os.path.realpath(path))
     # Not tempfile: its files are readable by their owner only, and the reader may be another user.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
@@ -174,8 +174,8 @@ def write_bytes_atomically(path: Path, content: bytes, *, private: bool = False)
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append a whole line or nothing; a torn last line (a kill, a full disk) is cut off first. Raises `OSError`."""
-    # Unbuffered: a buffer that could not be written would be tried again on closing.
+    """Append a whole line or nothing; cut off a torn last line (after a kill or a full disk) first. Raise `OSError`."""
+    # Unbuffered: closing would try again to write a buffer that could not be written.
     with path.open("a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         if end:
@@ -189,7 +189,7 @@ def append_line(path: Path, line: bytes) -> None:
             if file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         except OSError:
-            with contextlib.suppress(OSError):  # the first error is the one to tell
+            with contextlib.suppress(OSError):  # report the first error
                 file.truncate(end)
             raise
 
@@ -197,20 +197,20 @@ def append_line(path: Path, line: bytes) -> None:
 def json_lines(text: str) -> list[str]:
     r"""Return the lines of a file of JSON lines, without their ends.
 
-    Only `\n` ends one. `str.splitlines` also splits at U+2028, for example, which texts in JSON may contain as it is.
+    Only `\n` ends a line. `str.splitlines` also splits at U+2028, for example, which JSON text may contain unescaped.
     """
     *lines, rest = text.split("\n")
     return [*lines, rest] if rest else lines
 
 
 def grown_lines(path: Path, grows: Callable[[], bool]) -> Iterator[bytes]:
-    """Yield the lines of a file, with their ends, and those that are added as long as it `grows`.
+    """Yield the lines of a file, with their ends, and lines that are added as long as it `grows`.
 
-    The last one may have no end. A file that is not there yet is waited for.
+    The last one may have no end. A missing file is waited for.
     """
     rest, position, more = b"", 0, True
     while more:
-        more = grows()  # asked before what was written last is read
+        more = grows()  # checked before the last read, so that nothing is missed
         if path.is_file():
             with path.open("rb") as file:
                 file.seek(position)

@@ -1,4 +1,4 @@
-"""Files that a service reads again when they change. What cannot be used is refused, and the service goes on."""
+"""Files that a service reads again when they change. Unusable files are refused, and the service goes on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Signature = tuple[tuple[str, int, int, int, int], ...]
 
 
 def signature_of(paths: Iterable[Path]) -> Signature:
-    """Return a key that distinguishes files from others, links followed: not their contents, which would be read at
-    each look.
+    """Return a key of the files' metadata, links followed; it does not depend on their contents, which would have to be
+    read each time.
 
-    Unreadable files are left out: reading them reports why.
+    Unreadable files are left out: reading them reports the cause.
     """
     found = []
     for path in paths:
@@ -29,7 +29,7 @@ def signature_of(paths: Iterable[Path]) -> Signature:
 
 
 class ReloadedFiles(Generic[ValueT, ErrorT]):
-    """Reads what some files hold when they have changed: written again, renamed, or behind a link that was switched."""
+    """Reads files again when they have changed: written again, renamed, or behind a link that was switched."""
 
     def __init__(
         self,
@@ -40,19 +40,19 @@ class ReloadedFiles(Generic[ValueT, ErrorT]):
         again_seconds: float = 0.0,
         refused: Callable[[ErrorT], None] = lambda error: None,
     ) -> None:
-        """`read` raises `error` where the files cannot be used. It is tried again after `again_seconds`, even if they
-        are unchanged: their disk may have been unavailable. `refused` receives each reason once.
+        """`read` raises `error` if the files cannot be used. It is tried again after `again_seconds`, even if they are
+        unchanged: their disk may have been unavailable. `refused` receives each reason once.
         """
         self._files, self._read, self._error = files, read, error
         self._again_seconds, self._refused = again_seconds, refused
         self._seen: Signature | None = None
         self._tried = 0.0
         self.problem: ErrorT | None = None
-        """Why the files as they are cannot be used; None: they can."""
+        """The reason why the current files cannot be used; None if they can."""
 
     def look(self) -> ValueT | None:
-        """Return what the files hold now; None where they have not changed, or cannot be used."""
-        # Before they are read: what changes meanwhile is noticed at the next look.
+        """Return the files' value if they have changed; None if they have not, or cannot be used."""
+        # Taken before they are read: a change meanwhile is noticed at the next look.
         signature, now = signature_of(self._files()), time.monotonic()
         known = signature == self._seen
         if known and (self.problem is None or now - self._tried < self._again_seconds):

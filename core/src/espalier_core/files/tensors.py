@@ -1,4 +1,4 @@
-"""Checks of the tensors in a policy's file, whichever library read them."""
+"""Checks of the tensors in a policy's file, independent of the library that read them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 
 class TensorFacts(NamedTuple):
-    """What is checked of a tensor."""
+    """The properties of a tensor that are checked."""
 
     shape: tuple[int, ...]
     dtype: str
     finite: Callable[[], bool]
-    """Asked where the type is right: libraries do not know it of every type."""
+    """Called only for the right type: libraries do not support it for every type."""
 
 
 def fault_of(found: Mapping[str, TensorFacts], expected: Mapping[str, tuple[int, ...]], dtype: str) -> str:
-    """Return what is wrong with tensors that must have these names, shapes, type and finite values; empty: nothing.
+    """Return the fault of tensors that must have these names, shapes, type and finite values; '' if there is none.
 
-    The text begins with the tensor, and has to be put after the name of the file.
+    The text begins with the tensor; put it after the name of the file.
     """
     for name, shape in expected.items():
         if name not in found:

@@ -1,6 +1,6 @@
 """Growth of a network on its description alone: one module for each growth operation, and one table of them.
 
-`espalier_trainer.net2net` carries the operations out on modules, and has the same table for that.
+`espalier_trainer.net2net` carries the operations out on modules, with the same table.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _BUILT_IN: Final = {
 OPERATIONS: Final[Registry[GrowthOperation]] = Registry("growth operation", "espalier.growth", _BUILT_IN)
 
 NOTHING: Final = "Nothing"
-"""The action that is no growth."""
+"""The name of the action that does not grow the model."""
 
 
 @cache
 def operation(name: str) -> GrowthOperation:
-    """Return the operation of this name; raises `RegistryError` where there is none, or it cannot be loaded."""
+    """Return the operation of this name; raise `RegistryError` if it is unknown or cannot be loaded."""
     return OPERATIONS.load(name)
 
 
@@ -40,9 +40,9 @@ def operation_names() -> tuple[str, ...]:
 
 
 def described(architecture: Architecture) -> Iterator[GrowthOperation]:
-    """Yield the operations whose targets the description tells of, in the order of the table.
+    """Yield the operations whose targets are in the description, in the order of the table.
 
-    Packages may be installed whose operations it does not name; these are not loaded.
+    Installed packages may add operations that it does not name; these are not loaded.
     """
     for name in dict.fromkeys((*_BUILT_IN, *(architecture.targets or ()))):
         if operation(name).is_described(architecture):
@@ -50,7 +50,7 @@ def described(architecture: Architecture) -> Iterator[GrowthOperation]:
 
 
 def target_counts(architecture: Architecture) -> str:
-    """Return how many targets there are of which operation: `3 growth points and 2 groups of channels`."""
+    """Return the number of targets of each operation: `3 growth points and 2 groups of channels`."""
     counts = [(len(each.targets(architecture)), each.targets_are) for each in described(architecture)]
     return " and ".join(f"{count} {name}" for count, name in counts if count or name == counts[0][1])
 

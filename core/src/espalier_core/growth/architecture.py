@@ -1,11 +1,12 @@
-"""The description of a network: layers, edges, what can be grown, and the modelled cost of a training step.
+"""The description of a network: layers, edges, targets of growth, and the modelled cost of a training step.
 
-The agent sees only this. `espalier_trainer.net2net.description.describe` makes it from a module; `espalier_core.growth`
-grows it, and that commutes with growing the module: `describe(deepen(model, p)) == deepened(describe(model), p)`.
+The agent sees nothing else of a network. `espalier_trainer.net2net.description.describe` makes it from a module;
+growing it with `espalier_core.growth` commutes with growing the module:
+`describe(deepen(model, p)) == deepened(describe(model), p)`.
 
-A step costs a fixed time for each operation, and the arithmetic of its weights: two operations a weight, place and
-example forward, four backward, and one update a weight. Times that are measured depend on the machine and its load;
-decisions about growth need the ratio of two steps, which this gives without running anything. The constants were
+A step costs a fixed time for each operation, and the arithmetic of its weights: two operations per weight, place and
+example forward, four backward, and one update per weight. Measured times depend on the machine and its load; decisions
+about growth need only the ratio of two steps, which this model gives without running anything. The constants were
 fitted by eye to 22 small models on one core, where most ratios came within a third.
 """
 
@@ -24,31 +25,31 @@ from espalier_core.growth.channel_groups import ChannelGroup, Channels
 AttributeValue = bool | int | float | str | tuple[int, ...] | None
 
 WEIGHT_OPERATORS = frozenset({"Linear", "Conv1d", "Conv2d", "Conv3d"})
-"""Operators that count as a layer of depth."""
+"""Operators that count towards depth."""
 
 
 MOST: Final = 2**60
-"""Largest count in a description: what is computed from it stays within the range of a float."""
+"""Largest count in a description, so that results computed from it stay within the range of a float."""
 OPERATION_SECONDS: Final = 4e-5
-"""For an operation, forward and backward."""
+"""Seconds of one operation, forward and backward."""
 WEIGHTED_SECONDS: Final = 6e-5
-"""More for one with weights: their gradients and their update."""
+"""Additional seconds of an operation with weights: their gradients and their update."""
 MULTIPLICATIONS_PER_SECOND: Final = 1.2e10
-"""Of small matrices, on one core."""
+"""Multiplications of small matrices, on one core."""
 UPDATES_PER_SECOND: Final = 4e8
-"""Of weights by an optimizer with two moments."""
+"""Updates of weights by an optimizer with two moments."""
 RECURRENT: Final = frozenset({"RNN", "LSTM", "GRU"})
-"""Operators that take one place after the other."""
+"""Operators that process one place after the other."""
 PLACE_SECONDS: Final = 1.2e-4
-"""For each place of a recurrent operator."""
+"""Seconds for each place of a recurrent operator."""
 PASSES: Final = 3
-"""A backward pass has twice the arithmetic of a forward pass."""
+"""Arithmetic of a step in forward passes: a backward pass costs two."""
 ATTENTION: Final = ("attention", "Attention", "Softmax")
 """Parts of the names of operators that mix tokens."""
 
 
 class GrowthError(ValueError):
-    """A place cannot be grown. The message names the layer, what was expected, what was found and what to do."""
+    """A target cannot be grown. The message names the layer, the expectation, the finding and the remedy."""
 
 
 class Layer(Record):
@@ -59,7 +60,7 @@ class Layer(Record):
     operator: str
     """Canonical: `Conv2d`, `BatchNorm2d`, `ReLU`, `Linear`, `Add`, `Concat`, ..., `Input`."""
     attributes: dict[str, AttributeValue] = Field(default_factory=dict)
-    """What distinguishes two layers of one operator (channels, kernel size, ...)."""
+    """Attributes that distinguish two layers of one operator (channels, kernel size, ...)."""
     inputs: tuple[str, ...] = ()
     """Names of the layers whose outputs it reads, in argument order."""
     parameters: int = Field(default=0, ge=0, le=MOST)
@@ -84,13 +85,13 @@ class GrowthPoint(Record):
     grown: int = Field(default=0, ge=0, le=MOST)
     insertion: tuple[Layer, ...] = Field(min_length=1)
     channels: Channels | None = None
-    """How the insertion's channels depend on each other, with relative names; absent if the architecture has none."""
+    """Dependencies between the channels of the insertion, with relative names; absent if the architecture has none."""
 
 
 class BlockPoint(Record):
     """A run of equal blocks, one after the other, that more blocks can continue.
 
-    A block is the layers named by its path, or below it. A growth copies blocks of the run to its end.
+    A block consists of the layers named by its path or below it. A growth copies blocks of the run to its end.
     """
 
     id: Unicode
@@ -98,7 +99,7 @@ class BlockPoint(Record):
     copied: tuple[str, ...] = Field(min_length=1)
     """Paths of the blocks that the next growth copies, in order: the last one, or the whole run."""
     whole: bool = False
-    """The next growth copies the whole run."""
+    """Whether the next growth copies the whole run."""
     reads: tuple[str, ...] = Field(min_length=1)
     """For each call of the run: the layer whose output the first of `copied` reads."""
     gives: tuple[str, ...] = Field(min_length=1)
@@ -118,11 +119,11 @@ class Architecture(Record):
     """Names of the layers whose outputs the network returns."""
     growth_points: tuple[GrowthPoint, ...] = ()
     channels: Channels | None = None
-    """Where it can be widened; absent where nobody asked. Groups are those of the starting model, as points are."""
+    """Groups of channels that can be widened; absent if not requested. Groups belong to the starting model."""
     blocks: tuple[BlockPoint, ...] | None = None
-    """Where whole blocks can be added; absent where nobody asked. Runs are those of the starting model."""
+    """Runs to which whole blocks can be added; absent if not requested. Runs belong to the starting model."""
     targets: dict[str, tuple[Unicode, ...]] | None = None
-    """Ids of the targets of each other growth operation that the model was described for, by the operation's name."""
+    """Ids of the targets of each other growth operation for which the model was described, by the operation's name."""
 
     @model_validator(mode="after")
     def _is_a_dag_in_order(self) -> Self:
@@ -175,7 +176,7 @@ class Architecture(Record):
 
     @property
     def growth_history(self) -> dict[str, int]:
-        """How often each growth point was grown, and how many blocks each run got; what was never grown left out."""
+        """Number of growths of each growth point, and of added blocks of each run, without zeros."""
         grown = {point.id: point.grown for point in self.growth_points if point.grown}
         return grown | {run.id: run.grown for run in self.blocks or () if run.grown}
 
@@ -212,7 +213,7 @@ class Architecture(Record):
 def layer_seconds(layer: Layer, places: int, batch_size: int) -> float:
     """Return the modelled seconds of one layer in a training step on `batch_size` examples.
 
-    `places` says at how many places of an example it is applied: pixels, tokens, or 1.
+    `places` is the number of places of an example at which it is applied: pixels, tokens, or 1.
     """
     seconds = OPERATION_SECONDS + PLACE_SECONDS * places * (layer.operator in RECURRENT)
     # A table of embeddings is read, not multiplied.
@@ -223,7 +224,7 @@ def layer_seconds(layer: Layer, places: int, batch_size: int) -> float:
 
 
 def places_of_all(architecture: Architecture, places: Mapping[str, int]) -> dict[str, int]:
-    """Return the places of every layer: one that is not in `places` is applied where the layers are that it reads."""
+    """Return the places of every layer; a layer that is not in `places` has the places of its inputs."""
     known: dict[str, int] = {}
     for layer in architecture.layers:
         known[layer.name] = places.get(layer.name, max((known[name] for name in layer.inputs), default=1))

@@ -2,9 +2,9 @@
 
 Source of the exact form: Wu et al., "LLaMA Pro: Progressive LLaMA with Block Expansion" (2024), section 3.2.
 
-What becomes of groups of channels (`continued`): a group that has channels outside the copied blocks, too (those of
-the residual stream, of a memory that they read), also has those of the copies. A group within one block has no
-counterpart: like layers that growth inserts, copies bring no separate groups.
+Groups of channels afterwards (`continued`): a group that also has channels outside the copied blocks (such as the
+residual stream, or a memory that they read) gets those of the copies. A group within one block has no counterpart: like
+layers that growth inserts, copies bring no separate groups.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Copies:
     owned: frozenset[str]
     """Layers of the copied blocks."""
     renamed: Callable[[str], str]
-    """The copy of a layer; any other layer itself."""
+    """Returns the copy of a layer; any other layer itself."""
     read: Callable[[str], str]
-    """What a copy reads instead of what its original reads."""
+    """Returns the input of a copy for an input of its original."""
     rewired: Mapping[str, str]
-    """What layers that were there before read instead of the output of the run."""
+    """New inputs of existing layers in place of the output of the run."""
     order: Mapping[str, int]
-    """Places of all layers afterwards."""
+    """Places of all layers in the order of execution afterwards."""
 
 
 def continued(channels: Channels, copies: Copies) -> Channels:
@@ -47,7 +47,7 @@ def continued(channels: Channels, copies: Copies) -> Channels:
             weights.append(weight.model_copy(update={"layers": layers, "axes": axes}))
     return Channels(
         groups=tuple(_group(group, copies, joined=group.id in outer) for group in channels.groups),
-        # Of one layer the weight before the bias, as in a module.
+        # Within a layer, the weight comes before the bias, as in a module.
         weights=tuple(sorted(weights, key=lambda one: (copies.order[one.layers[0]], -len(one.shape)))),
     )
 
@@ -82,14 +82,14 @@ def _kept(weight: Weight, copies: Copies) -> Weight:
 
 
 def _moved(placed: _Placed, layers: tuple[str, ...], copies: Copies) -> _Placed:
-    """Return it with what a layer that was there before reads now."""
+    """Return it with the new input of a layer that existed before."""
     if placed.at in layers or placed.at not in copies.rewired:
         return placed
     return placed.model_copy(update={"at": copies.rewired[placed.at]})
 
 
 def _copied(placed: _Placed, layers: tuple[str, ...], copies: Copies) -> _Placed:
-    """Return it with what the copy of its layer reads, or with the copy itself."""
+    """Return it with the input of the copy of its layer, or with the copy itself."""
     at = copies.renamed(placed.at) if placed.at in layers else copies.read(placed.at)
     return placed.model_copy(update={"at": at})
 
@@ -103,7 +103,7 @@ class AddBlock(GrowthOperation):
     target_is = "run of blocks"
     targets_are = "runs of blocks"
     sizes = ("blocks added", "parameters that the next growth adds", "layers that the next growth adds")
-    summary = "A whole residual block more in a run of equal ones. The shipped policy never chooses it."
+    summary = "Another whole residual block in a run of equal ones. The shipped policy never chooses it."
     bound = 16
     # With `insertion: Scaled` a growth doubles the run, which is exponential.
 
@@ -125,7 +125,7 @@ class AddBlock(GrowthOperation):
         return tuple(found)
 
     def is_described(self, architecture: Architecture) -> bool:
-        """Return whether runs of blocks were looked for."""
+        """Return whether runs of blocks were searched for."""
         return architecture.blocks is not None
 
 
@@ -138,10 +138,10 @@ def owner_of(layer: str, blocks: tuple[str, ...]) -> str | None:
 
 
 def block_added(architecture: Architecture, point_id: str) -> Architecture:
-    """Return the description after one growth of a run; raises `GrowthError` where there is no such run, or it is cut.
+    """Return the description after one growth of a run; raise `GrowthError` if there is no such run, or it is cut.
 
-    Copied layers read what their originals read: another layer of theirs, the output of the run where the first of them
-    read its input, or a layer outside (a mask), which they read, too.
+    The inputs of copied layers follow those of their originals: another copied layer, the output of the run where the
+    first original reads the run's input, or the same layer outside (a mask).
     """
     point = architecture.block_point(point_id)
     new = {block: f"{point.stem}{point.number + place}" for place, block in enumerate(point.copied)}
@@ -197,7 +197,7 @@ def block_added(architecture: Architecture, point_id: str) -> Architecture:
 def _after(run: BlockPoint, grown: BlockPoint, new: dict[str, str], rewired: dict[str, str]) -> BlockPoint:
     """Return a run of blocks after the run `grown` got the blocks `new`."""
     if run.id != grown.id:
-        # Another run reads what the last of the new blocks returns; what it gives is its own.
+        # Another run reads the output of the last new block; its own output does not change.
         return run.model_copy(update={"reads": tuple(rewired.get(name, name) for name in run.reads)})
     update: dict[str, object] = {
         "gives": tuple(rewired[name] for name in run.gives),
@@ -205,7 +205,7 @@ def _after(run: BlockPoint, grown: BlockPoint, new: dict[str, str], rewired: dic
         "grown": run.grown + len(new),
     }
     if run.whole:
-        # A later call of the run reads what its call before returned.
+        # A later call of the run reads the output of the call before it.
         reads = tuple(rewired.get(name, name) for name in run.reads)
         update |= {"copied": (*run.copied, *new.values()), "reads": reads}
     else:

@@ -1,8 +1,9 @@
-"""Groups of channels that can only change together, and what changes with them: enough to widen a description.
+"""Groups of channels that can only change together, with everything that depends on them: enough to widen a
+description.
 
-A *group* is a set of layers whose outputs have the same channels. It is known by the first layer that makes them, and
-keeps that name while the network grows. Everything here is relative: by how much a number rises with each channel
-more, so that widening is a sum, and deepening cuts a group in two where the new layers stand (`inserted`).
+A *group* is a set of layers whose outputs have the same channels. It is named after the first layer that makes them,
+and keeps that name while the network grows. All numbers are relative: the increase for each additional channel, so that
+widening is a sum, and deepening splits a group where the new layers are inserted (`inserted`).
 """
 
 from __future__ import annotations
@@ -27,36 +28,36 @@ class Follower(Record):
     per_channel: int = Field(ge=1)
     """Increase per channel: more than 1 after a flattening."""
     dim: int = Field(default=0, ge=0)
-    """Of an attribute that is a shape: which entry rises."""
+    """For an attribute that is a shape: the index of the entry that rises."""
 
 
 class Ask(Record):
-    """What a layer asks of a widening."""
+    """A condition of a layer on a widening."""
 
     at: str
     """The layer whose output has the channels: one that it reads, or itself."""
     layer: str
     parts: int = Field(default=1, ge=1)
-    """A grouped convolution: as many more channels in each of its groups."""
+    """For a grouped convolution: its number of groups, each of which must gain as many channels."""
     even: bool = False
-    """A norm over the channels: each repeated equally often."""
+    """For a norm over the channels: each channel must be repeated equally often."""
 
 
 class ChannelGroup(Record):
     """Channels that can only change together."""
 
     id: Unicode
-    """The first layer that makes them; empty in an insertion, for those that it reads."""
+    """The first layer that makes them; empty in an insertion, for the channels of its input."""
     width: int = Field(ge=1)
     makers: tuple[str, ...]
     carriers: dict[str, int]
-    """Layers whose outputs have the channels, makers among them, and how many entries for each channel."""
+    """Layers whose outputs have the channels, makers included, and their number of entries for each channel."""
     followers: tuple[Follower, ...] = ()
     asks: tuple[Ask, ...] = ()
 
     @property
     def multiple_of(self) -> int:
-        """A new width must be a multiple of it."""
+        """A new width must be a multiple of this."""
         return self.width if any(ask.even for ask in self.asks) else lcm(*(ask.parts for ask in self.asks))
 
     def accepts(self, width: int) -> bool:
@@ -73,19 +74,19 @@ class Axis(Record):
     """The layer whose output has the channels: one that the tensor's layer reads, or itself."""
     per_channel: int = Field(ge=1)
     parts: int = Field(default=1, ge=1)
-    """It rises by `per_channel / parts`: a grouped convolution reads a part of its channels for each output."""
+    """It rises by `per_channel / parts`: a grouped convolution reads one part of its channels for each output."""
 
 
 class Weight(Record):
     """A trainable tensor with a dimension that rises with a group's channels."""
 
     layers: tuple[str, ...] = Field(min_length=1)
-    """Those that use it; its scalars are counted in the first."""
+    """Layers that use it; its scalars are counted in the first."""
     shape: tuple[int, ...]
     axes: tuple[Axis, ...]
 
     def widened(self, more: Mapping[str, int]) -> Self:
-        """Return the weight after groups gained channels; `more` is by group."""
+        """Return the weight after groups gained channels; `more` has their number by group."""
         shape = list(self.shape)
         for axis in self.axes:
             shape[axis.dim] += more.get(axis.group, 0) * axis.per_channel // axis.parts
@@ -97,7 +98,7 @@ class Changes:
     """The effect of a widening on layers: increases of attributes and of counts of parameters."""
 
     attributes: Mapping[tuple[str, str, int], int]
-    """By layer, attribute and entry of a shape."""
+    """Increase by layer, attribute and entry of a shape."""
     parameters: Mapping[str, int]
 
 
@@ -136,11 +137,11 @@ class Channels(Record):
                     )
 
     def group(self, group_id: str) -> ChannelGroup | None:
-        """Return the group with this id, None where there is none."""
+        """Return the group with this id; None if there is none."""
         return next((group for group in self.groups if group.id == group_id), None)
 
     def without(self, ids: Container[str]) -> Channels:
-        """Return it without some groups, and without the weights that follow no other."""
+        """Return the channels without some groups, and without the weights that follow only these."""
         weights = []
         for weight in self.weights:
             axes = tuple(axis for axis in weight.axes if axis.group not in ids)
@@ -149,7 +150,7 @@ class Channels(Record):
         return Channels(groups=tuple(group for group in self.groups if group.id not in ids), weights=tuple(weights))
 
     def widened(self, more: Mapping[str, int]) -> tuple[Channels, Changes]:
-        """Return the channels with more in some groups, and what that changes in layers."""
+        """Return the channels with more in some groups, and the resulting changes of layers."""
         attributes: dict[tuple[str, str, int], int] = {}
         parameters: dict[str, int] = {}
         groups = []
@@ -170,7 +171,7 @@ class Channels(Record):
         return Channels(groups=tuple(groups), weights=tuple(weights)), Changes(attributes, parameters)
 
     def renamed(self, name: Callable[[str], str]) -> Channels:
-        """Return it with the names of layers changed; ids of groups stay."""
+        """Return the channels with other names of layers; ids of groups stay."""
         groups = tuple(
             group.model_copy(
                 update={
@@ -209,12 +210,12 @@ def in_order(found: Iterable[_Placed], order: Mapping[str, int]) -> tuple[_Place
 def inserted(
     channels: Channels, block: Channels, after: str, output: str, inputs: Mapping[str, tuple[str, ...]]
 ) -> Channels:
-    """Return the channels of a network when a block stands after the output of layer `after`.
+    """Return the channels of a network after a block is inserted behind layer `after`.
 
-    `block` is that of the new layers, under their final names; its group `""` has the channels that they read.
-    `output` is the last of them, which is read now by what read `after`; `inputs` says what each layer of the
-    whole reads then. A group keeps what still hangs together with its first layer: the block makes channels of its
-    own for what comes after, unless another way (an addition) leads around it.
+    `block` has the channels of the new layers, under their final names; its group `""` has the channels of its input.
+    `output` is the last new layer; the layers that read `after` now read it. `inputs` has the inputs of each layer
+    afterwards. A group keeps the layers still connected with its first layer: later layers get the channels that the
+    block makes, unless another path (an addition) leads around it.
     """
     owner = next((group for group in channels.groups if after in group.carriers), None)
     if owner is None:
@@ -254,7 +255,7 @@ def inserted(
 
 
 def _united(owner: ChannelGroup, block: Channels, times: int, moved: Callable[[str, str], str]) -> ChannelGroup:
-    """Return the group with all that the block's layers make and read, as if it all hung together."""
+    """Return the group extended by everything that the block's layers make and read, as if all were connected."""
     makers, carriers = list(owner.makers), dict(owner.carriers)
     followers = [one.model_copy(update={"at": moved(one.at, one.layer)}) for one in owner.followers]
     asks = [ask.model_copy(update={"at": moved(ask.at, ask.layer)}) for ask in owner.asks]
@@ -274,7 +275,7 @@ def _owned(weight: Weight, group: str, times: int) -> Weight:
 
 
 def _connected(group: ChannelGroup, weights: Iterable[Weight], inputs: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """Return the carriers that have to have as many channels as the group's first layer."""
+    """Return the carriers that must have as many channels as the group's first layer."""
     near: dict[str, set[str]] = {name: set() for name in group.carriers}
 
     def tie(one: str, other: str) -> None:
@@ -294,7 +295,7 @@ def _connected(group: ChannelGroup, weights: Iterable[Weight], inputs: Mapping[s
                 elif axis.at in inputs[first] and inputs[layer]:
                     tie(axis.at, inputs[layer][0])
     found, waiting = {group.id}, [group.id]
-    for name in waiting:  # grows while it is read
+    for name in waiting:  # grows during the loop
         waiting += sorted(near[name] - found)
         found |= near[name]
     return found

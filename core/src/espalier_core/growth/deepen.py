@@ -1,4 +1,4 @@
-"""More layers: one growth adds a layer, with what belongs to it, at a growth point (Net2DeeperNet)."""
+"""More layers: one growth adds a layer, with its companions, at a growth point (Net2DeeperNet)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Deepen(GrowthOperation):
     target_is = "growth point"
     targets_are = "growth points"
     sizes = ("layers added", "parameters that the next growth adds")
-    summary = "A layer more at a growth point."
+    summary = "Another layer at a growth point."
 
     def targets(self, architecture: Architecture) -> tuple[str, ...]:
         """Return the ids of the growth points."""
@@ -31,7 +31,7 @@ class Deepen(GrowthOperation):
         return deepened(architecture, target)
 
     def seen(self, architecture: Architecture) -> tuple[Target, ...]:
-        """Return the layer after which each point is, and its sizes."""
+        """Return the layer that each point follows, and its sizes."""
         return tuple(
             Target((point.after,), (point.grown, sum(layer.parameters for layer in point.insertion)))
             for point in architecture.growth_points
@@ -46,7 +46,7 @@ DEEPEN: Final = Deepen()
 
 
 def deepened(architecture: Architecture, point_id: str) -> Architecture:
-    """Return the description after one growth at `point_id`; raises `GrowthError` where there is no such point."""
+    """Return the description after one growth at `point_id`; raise `GrowthError` if there is no such point."""
     point = architecture.growth_point(point_id)
     prefix = f"{point.block}.{point.grown}."
 
@@ -97,7 +97,7 @@ def deepened(architecture: Architecture, point_id: str) -> Architecture:
 
 
 def _returned(name: str, block: str | None, layers: Sequence[Layer], outputs: Sequence[str]) -> bool:
-    """Return whether a new layer is what a block returns: then the block is no sum any more, and its run has ended."""
+    """Return whether a block returns a new layer: then the block is no longer a sum, and its run has ended."""
     if block is None:
         return False
     return name in outputs or any(name in layer.inputs and owner_of(layer.name, (block,)) is None for layer in layers)

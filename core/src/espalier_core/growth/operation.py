@@ -11,59 +11,58 @@ from espalier_core.growth.architecture import Architecture
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One place where an operation can be carried out, as the agent sees it."""
+    """One target of an operation, as the agent sees it."""
 
     layers: tuple[str, ...]
-    """The layers that it concerns."""
+    """The layers concerned."""
     sizes: tuple[float, ...]
-    """What else tells the operation's targets apart: its `sizes`. Their magnitudes are read."""
+    """Numbers that distinguish targets further, as named by `sizes`; the agent reads their magnitudes."""
 
 
 class GrowthOperation(ABC):
     """One way to grow a network, on its description.
 
-    The trainer's part describes the targets of a model and carries the operation out. Both must commute: describing
-    the grown module gives what `grown` makes of the description.
+    The trainer's part describes the targets of a model and carries the operation out. Both must commute: the
+    description of the grown module equals `grown` of the description.
     """
 
     name: ClassVar[str]
-    """In `adaptation.actions` of a job, and the `kind` of an `Action`."""
+    """Name in `adaptation.actions` of a job; the `kind` of an `Action`."""
     verb: ClassVar[str]
-    """What it does to a target, in an outcome table's labels: `deepen`."""
+    """The verb for the operation in the labels of an outcome table: `deepen`."""
     participle: ClassVar[str]
-    """What has then been done to the model: `deepened`."""
+    """The participle for a model after it: `deepened`."""
     target_is: ClassVar[str]
-    """What a target is: `growth point`."""
+    """The noun for a target: `growth point`."""
     targets_are: ClassVar[str]
-    """What several are: `growth points`."""
+    """The plural of that noun: `growth points`."""
     summary: ClassVar[str]
     """One sentence for the schema of a job."""
     sized: ClassVar[bool] = False
     """Whether an action may name a width."""
     sizes: ClassVar[tuple[str, ...]] = ()
-    """What the numbers in `Target.sizes` are."""
+    """Meanings of the numbers in `Target.sizes`."""
     bound: ClassVar[int | None] = None
-    """How many times the parameters of the starting model a job may reach that allows it and has no `maxParameters`;
-    None: without bound."""
+    """Limit on parameters for a job without `maxParameters`, in multiples of the starting model; None: no limit."""
 
     @abstractmethod
     def targets(self, architecture: Architecture) -> tuple[str, ...]:
-        """Return the ids of what can be grown, in an order that growth does not change."""
+        """Return the ids of the targets, in an order that growth does not change."""
 
     @abstractmethod
     def grown(self, architecture: Architecture, target: str, width: int | None = None) -> Architecture:
-        """Return the description after the operation; raises `GrowthError` where it cannot be carried out."""
+        """Return the description after the operation; raise `GrowthError` if it cannot be carried out."""
 
     @abstractmethod
     def seen(self, architecture: Architecture) -> tuple[Target, ...]:
         """Return the targets as the agent sees them, in the order of `targets`."""
 
     def is_described(self, architecture: Architecture) -> bool:
-        """Return whether the description tells of the operation's targets, were it that there are none."""
+        """Return whether the description covers the operation's targets, even if there are none."""
         return self.name in (architecture.targets or {})
 
     def width(self, architecture: Architecture, target: str) -> int | None:
-        """Return how wide a target is, for an operation that changes that; None for others."""
+        """Return the width of a target, for an operation that changes it; None for others."""
         return None
 
     def takes(self, architecture: Architecture, target: str, width: int) -> bool:

@@ -1,4 +1,4 @@
-"""More channels: one growth gives a group of layers, whose channels can only change together, more (Net2WiderNet)."""
+"""More channels: one growth widens a group of layers whose channels can only change together (Net2WiderNet)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Widen(GrowthOperation):
         return tuple(group.id for group in architecture.channel_groups)
 
     def grown(self, architecture: Architecture, target: str, width: int | None = None) -> Architecture:
-        """Return `widened`, to twice the channels where no width is given."""
+        """Return `widened`, to twice the channels if no width is given."""
         return widened(architecture, target, self.new_width(architecture, target, width))
 
     def seen(self, architecture: Architecture) -> tuple[Target, ...]:
@@ -42,11 +42,11 @@ class Widen(GrowthOperation):
         return tuple(found)
 
     def is_described(self, architecture: Architecture) -> bool:
-        """Return whether groups of channels were looked for."""
+        """Return whether groups of channels were searched for."""
         return architecture.channels is not None
 
     def width(self, architecture: Architecture, target: str) -> int | None:
-        """Return how many channels the group has."""
+        """Return the number of channels of the group."""
         return architecture.channel_group(target).width
 
     def takes(self, architecture: Architecture, target: str, width: int) -> bool:
@@ -54,7 +54,7 @@ class Widen(GrowthOperation):
         return architecture.channel_group(target).accepts(width)
 
     def new_width(self, architecture: Architecture, target: str, width: int | None) -> int:
-        """Return `width`, or twice the channels of the group; raises `GrowthError` where there is no such group."""
+        """Return `width`, or twice the channels of the group; raise `GrowthError` if there is no such group."""
         now = architecture.channel_group(target).width
         return 2 * now if width is None else width
 
@@ -65,7 +65,7 @@ WIDEN: Final = Widen()
 def widened(architecture: Architecture, group_id: str, width: int) -> Architecture:
     """Return the description with `width` channels in a group.
 
-    Raises `GrowthError` where there is no such group, and for a width that it cannot have.
+    Raise `GrowthError` if there is no such group, or if it cannot have this width.
     """
     group = architecture.channel_group(group_id)
     if architecture.channels is None or not group.accepts(width):
@@ -88,7 +88,7 @@ def widened(architecture: Architecture, group_id: str, width: int) -> Architectu
 
 
 def _widened_point(point: GrowthPoint, more: int) -> GrowthPoint:
-    """Return the point when the output that its insertion reads has `more` channels more."""
+    """Return the point after the output that its insertion reads gained `more` channels."""
     if point.channels is None or not more:
         return point
     channels, changes = point.channels.widened({group.id: more for group in point.channels.groups})
@@ -108,7 +108,7 @@ def _changed(layer: Layer, changes: Changes) -> Layer:
 
 
 def _raised(value: AttributeValue, dim: int, more: int) -> AttributeValue:
-    """Return a size that has grown: a number, or one of a shape."""
+    """Return an increased size: a number, or one entry of a shape."""
     if isinstance(value, tuple):
         return tuple(size + more if place == dim else size for place, size in enumerate(value))
     return value + more if isinstance(value, int) else value

@@ -1,4 +1,4 @@
-"""Reading an API server for a person: errors in words, several reads at once."""
+"""Reads of an API server on behalf of a person: errors in words, several reads in parallel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Cluster:
     """Reads objects of one cluster. Safe to use from several threads."""
 
     def __init__(self, client: Client, namespace: str) -> None:
-        """Read by `client`; `namespace` is the one of the kubeconfig's context."""
+        """Read with `client`; `namespace` is the one of the kubeconfig's context."""
         self.client, self.namespace = client, namespace
 
     def __enter__(self) -> Self:
@@ -35,27 +35,27 @@ class Cluster:
         self.client.close()
 
     def now(self) -> float:
-        """Return the time (epoch seconds) by the cluster's clock: times in statuses are of it, not of this machine."""
+        """Return the time (epoch seconds) by the cluster's clock, which set the times in statuses."""
         return self.client.now()
 
     def get(self, resource: Resource, namespace: str | None, name: str) -> Raw:
-        """Return one object; `NotFoundError` where there is none."""
+        """Return one object; raise `NotFoundError` if it does not exist."""
         with for_a_person():
             return self.client.get(resource, namespace, name)
 
     def list_all(
         self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> Listing:
-        """Return all objects of `namespace` (None: of all) that the selectors choose."""
+        """Return all objects of `namespace` (None: of all) that match the selectors."""
         with for_a_person():
             return self.client.list(resource, namespace, labels=labels, fields=fields)
 
     def jobs(self, namespace: str | None) -> list[Job]:
-        """Return the jobs of `namespace` (None: of all) as they are now, by namespace and name."""
+        """Return the jobs of `namespace` (None: of all), by namespace and name."""
         return sorted(map(job_of, self.list_all(JOBS, namespace).items), key=lambda job: (job.namespace, job.name))
 
     def nearest_job(self, namespace: str, name: str) -> str:
-        """Say which job may be meant by a name that no job of `namespace` has."""
+        """Return a hint at the job that may be meant by a name that no job of `namespace` has."""
         known = [job.name for job in self.jobs(namespace)]
         if near := nearest(name, known):
             return near
@@ -67,15 +67,15 @@ class Cluster:
         return f"there are: {', '.join(known[:10])}" if known else "espalier list -A shows all jobs"
 
     def at_once(self, *calls: Callable[[], T]) -> list[T]:
-        """Return what `calls` return, made in parallel; the first error of any is raised."""
+        """Return the results of `calls`, made in parallel; raise the first error of any."""
         with ThreadPoolExecutor(len(calls), thread_name_prefix="espalier-read") as pool:
             return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
 def connect(kubeconfig: Path | None, context: str | None, retries: Retries = RETRIES) -> Cluster:
-    """Return the cluster of `context` (default: the current one); nothing is asked of it yet.
+    """Return the cluster of `context` (default: the current one) without sending a request yet.
 
-    `ClientError` where the kubeconfig (default: as kubectl finds it) is missing or cannot be used.
+    Raise `ClientError` if the kubeconfig (default: as kubectl finds it) is missing or cannot be used.
     """
     from espalier_core.k8s.client import Client, NoAccessError, api_of_context  # takes half a second
 

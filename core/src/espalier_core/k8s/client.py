@@ -1,8 +1,8 @@
-"""A synchronous client of an API server: where it is and how this process proves who it is (a pod's account, or a
-kubeconfig), deadlines on every request, one kind of error, plain JSON.
+"""A synchronous client of an API server: its address and this process's credentials (a pod's account, or a kubeconfig),
+deadlines on every request, one kind of error, plain JSON.
 
-It goes through the official client's `ApiClient` (addresses, certificates, tokens and their renewal) but not through
-its generated classes: importing those of core/v1 alone takes a second.
+It uses the official client's `ApiClient` (addresses, certificates, tokens and their renewal) but not its generated
+classes: importing those of core/v1 alone takes a second.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from espalier_core.k8s.errors import (
 from espalier_core.k8s.resources import PODS, Listing, Pages, Raw, Resource
 
 _UNUSABLE: Final = (ConfigException, yaml.YAMLError, OSError, TypeError, AttributeError, KeyError, ValueError)
-"""What the client raises at a damaged kubeconfig; `ValueError`: it is not UTF-8, or a certificate is not base64."""
+"""Errors of the client on a damaged kubeconfig; `ValueError`: it is not UTF-8, or a certificate is not base64."""
 _TOKEN_SECONDS: Final = 60.0
-"""How long a token that was read of a file is used before the file is read again, as the client does in a pod."""
+"""Seconds for which a token from a file is used before the file is read again, as the client does in a pod."""
 PAGE: Final = 500
-"""Objects in one answer to a list."""
+"""Maximum number of objects in one answer to a list."""
 _LONG_SECONDS: Final = 7 * 86400.0
-"""How long a program may print nothing while its log is followed."""
+"""Seconds for which a program may print nothing while its log is followed."""
 _SKEW_SECONDS: Final = 2.0
-"""Clocks closer than this are taken for equal: an API server gives its time in whole seconds."""
+"""Seconds by which clocks may differ and count as equal: an API server states its time in whole seconds."""
 
 
 class NoAccessError(Exception):
-    """There is no API server that this process could ask: what is missing, and what helps."""
+    """No API server is available to this process; the message names what is missing, the hint a remedy."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         """Keep both."""
@@ -59,17 +59,17 @@ class NoAccessError(Exception):
 
 
 def api_of_process(user_agent: str) -> ApiClient:
-    """Return the API server of the cluster that this pod runs in, or that `KUBECONFIG` names outside of one.
+    """Return the API server of the cluster that this pod runs in, or the one in `KUBECONFIG` outside of a pod.
 
-    Nothing is asked of it yet. Raises `NoAccessError`.
+    No request is sent yet. Raise `NoAccessError`.
     """
     configuration = Configuration()
-    configuration.retries = False  # whoever asks decides how often and when
+    configuration.retries = False  # callers decide about retries
     configuration.keep_alive = True
     try:
         if os.environ.get("KUBERNETES_SERVICE_HOST"):
             load_incluster_config(configuration)  # type: ignore[no-untyped-call]
-            configuration.proxy = None  # a proxy of the environment is for the world outside
+            configuration.proxy = None  # a proxy in the environment is for requests out of the cluster
         elif kubeconfig := os.environ.get("KUBECONFIG"):
             _use(_merged(kubeconfig), None, configuration)
         else:
@@ -84,7 +84,7 @@ def api_of_process(user_agent: str) -> ApiClient:
 def api_of_context(kubeconfig: Path | None, context: str | None) -> tuple[ApiClient, str]:
     """Return the API server of a `context` (default: the current one) and the namespace that the context names.
 
-    `kubeconfig` is found as kubectl finds it where it is None. Nothing is asked of it yet. Raises `NoAccessError`.
+    If `kubeconfig` is None, it is found as kubectl finds it. No request is sent yet. Raise `NoAccessError`.
     """
     files = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     configuration = Configuration()
@@ -105,15 +105,15 @@ def api_of_context(kubeconfig: Path | None, context: str | None) -> tuple[ApiCli
 
 
 def _merged(files: str) -> KubeConfigMerger:
-    """Read the kubeconfigs that `files` names as one. `NoAccessError` where none is there."""
+    """Read the kubeconfigs in `files` as one. Raise `NoAccessError` if none exists."""
     if not any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
-        hint = "--kubeconfig FILE or KUBECONFIG names one; whoever runs the cluster hands it out"
+        hint = "--kubeconfig FILE or KUBECONFIG names one; the cluster's administrator provides it"
         raise NoAccessError(f"no kubeconfig: {files} does not exist", hint)
     return KubeConfigMerger(files)  # type: ignore[no-untyped-call]
 
 
 def _use(merged: KubeConfigMerger, context: str | None, configuration: Configuration) -> dict[str, Any]:
-    """Fill `configuration` as a context (default: the current one) says, and return the context."""
+    """Fill `configuration` from a context (default: the current one), and return the context."""
     loader = KubeConfigLoader(  # type: ignore[no-untyped-call]
         merged.config, active_context=context, config_base_path=None, config_persister=merged.save_changes
     )
@@ -126,15 +126,15 @@ def _use(merged: KubeConfigMerger, context: str | None, configuration: Configura
 
 
 def _load(loader: KubeConfigLoader, configuration: Configuration) -> None:
-    """Fill `configuration`. Files of tokens may end in a newline, which headers may not have."""
+    """Fill `configuration`. Token files may end in a newline, which headers may not contain."""
     loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
     for name, value in configuration.api_key.items():
         configuration.api_key[name] = value.strip()
 
 
 def _read_again(loader: KubeConfigLoader, configuration: Configuration) -> None:
-    """Have the file of a token read again before a request: it is replaced before the token expires, and the client
-    reads it once. While it cannot be read, the token that was read before is used.
+    """Make requests read the file of a token again: it is replaced before the token expires, and the client reads it
+    only once. While the file cannot be read, the previous token is used.
     """
     due = time.monotonic() + _TOKEN_SECONDS
 
@@ -153,12 +153,12 @@ class Client:
     """Reads, creates, patches and deletes objects. Safe to use from several threads. All methods raise `ApiError`."""
 
     def __init__(self, api: ApiClient, retries: Retries, connect_seconds: float | None = None) -> None:
-        """Take over `api`; `connect_seconds` is for the connection alone where it is less than the deadline."""
+        """Take over `api`; `connect_seconds` limits the connection alone if it is less than the deadline."""
         self._api, self._retries, self._connect_seconds = api, retries, connect_seconds
         self._ahead = 0.0
 
     def now(self) -> float:
-        """Return the time (epoch seconds) by the API server's clock, as far as an answer has shown it."""
+        """Return the time (epoch seconds) by the API server's clock, as far as answers have shown it."""
         return time.time() + self._ahead
 
     def get(self, resource: Resource, namespace: str | None, name: str) -> Raw:
@@ -174,7 +174,7 @@ class Client:
         fields: str = "",
         tries: int | None = None,
     ) -> Listing:
-        """Return all objects of `namespace` (None: of all) that the selectors choose; `tries` is for each page."""
+        """Return all objects of `namespace` (None: of all) that match the selectors; `tries` is for each page."""
         pages = Pages(PAGE, labels, fields)
         while True:
             call = Call("list", resource, namespace, query=pages.query)
@@ -190,17 +190,17 @@ class Client:
                     return listing
 
     def merge_patch(self, resource: Resource, namespace: str, name: str, body: Raw) -> Raw:
-        """Merge `body` into an object; returns the object. With `metadata.resourceVersion` in `body` the API server
-        answers 409 where the object has changed since.
+        """Merge `body` into an object, and return the object. With `metadata.resourceVersion` in `body`, the API server
+        answers 409 if the object has changed since.
         """
         return self._read(Call("patch", resource, namespace, name, body=body, media=MERGE_PATCH))
 
     def create(self, resource: Resource, body: Raw, namespace: str | None = None) -> Raw:
-        """Create an object, or have a review answered; returns it."""
+        """Create an object or a review, and return the answer."""
         return self._read(Call("create", resource, namespace, body=body))
 
     def delete(self, resource: Resource, namespace: str, name: str) -> None:
-        """Delete an object, and in the background what it owns."""
+        """Delete an object, and in the background its dependents."""
         self._read(Call("delete", resource, namespace, name))
 
     def log(self, namespace: str, pod: str, container: str, *, follow: bool) -> Iterator[bytes]:
@@ -217,9 +217,9 @@ class Client:
     def watch(
         self, resource: Resource, namespace: str | None, since: int, *, seconds: int, silence: float, fields: str = ""
     ) -> Watch:
-        """Watch what changes after `since` (a resource version), for `seconds`, bookmarks included.
+        """Watch changes after `since` (a resource version) for `seconds`, bookmarks included.
 
-        After `silence` seconds without an event the connection counts as dead. Returns when the API server has agreed.
+        After `silence` seconds without an event the connection counts as dead. Return once the watch is accepted.
         """
         query = {"fieldSelector": fields, "watch": "true", "allowWatchBookmarks": "true"}
         query |= {"resourceVersion": str(since), "timeoutSeconds": str(seconds)}
@@ -236,16 +236,16 @@ class Client:
         host = self._api.configuration.host
         try:
             yield
-        except ApiException as error:  # of TLS: `call_api` raises none for an answer
+        except ApiException as error:  # a TLS error: `call_api` does not raise it for an answer
             raise InsecureError(f"{host}: no secure connection: {' '.join(str(error.reason).split())}", call) from error
         except (HTTPError, OpenApiException, ConfigException, OSError, ValueError, KeyError, TypeError) as error:
-            # OSError: a token's file; the last three: an answer that is not what it should be
+            # OSError: a token's file; the last three: a malformed answer
             raise UnreachableError(f"{host} does not answer: {cause_of(error)}", call) from error
 
     # ---- one request
 
     def _read(self, call: Call, tries: int | None = None) -> dict[str, Any]:
-        """Return the object that is the answer; what may pass is tried again."""
+        """Return the object in the answer; retry transient errors."""
         tried = 0
         while True:
             try:
@@ -262,7 +262,9 @@ class Client:
                 time.sleep(self._retries.wait(tried, error.retry_after))
 
     def _send(self, call: Call, seconds: float) -> Any:
-        """Return the urllib3 response, unread, of a request that succeeded; `seconds` is for an answer, or a chunk."""
+        """Return the urllib3 response, unread, of a request that succeeded within `seconds`, which also limit each
+        chunk.
+        """
         whole = self._connect_seconds is None and call.verb != "watch"
         timeout = seconds if whole else (self._connect_seconds or self._retries.deadline, seconds)
         with self.errors(call):
@@ -288,7 +290,7 @@ class Client:
 
 
 class Watch:
-    """The events of a watch that an API server has agreed to: objects with `type` and `object`."""
+    """The events of a watch that an API server has accepted: objects with `type` and `object`."""
 
     def __init__(self, client: Client, call: Call, response: Any) -> None:
         """Take over `response`."""
@@ -297,7 +299,7 @@ class Watch:
     def __iter__(self) -> Iterator[Raw]:
         """Yield events until the watch ends, and close it.
 
-        `ApiError` where it breaks, stays silent for too long, or the API server ends it by an ERROR event.
+        Raise `ApiError` if it breaks, stays silent for too long, or the API server ends it by an ERROR event.
         """
         rest = b""
         try:

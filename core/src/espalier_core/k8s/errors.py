@@ -1,4 +1,4 @@
-"""Requests to an API server, their errors, what these mean to a person, and the policy of retries: once for all parts.
+"""Requests to an API server, their errors with explanations for people, and the policy of retries, for all parts.
 
 Pure: `espalier_core.k8s.client` and the operator's asynchronous client send the requests.
 """
@@ -18,22 +18,21 @@ from espalier_core.k8s.resources import JOBS, Raw, Resource
 _FAILED_TEST: Final = "the server rejected our request due to an error in our request"
 """The message of API servers for a JSON patch whose `test` fails."""
 QUOTA_EXCEEDED: Final = "exceeded quota"
-"""What the message of an API server contains where a ResourceQuota leaves no room for an object."""
+"""Part of an API server's message when a ResourceQuota leaves no room for an object."""
 _DENIED: Final = re.compile(
     '(?s)admission webhook ".*" denied the request|.*failed calling webhook "|.* denied request: |admission plugin "'
 )
-"""How messages begin of what admission webhooks and policies answer, or of why they could not be asked. They may answer
-with any code and any reason."""
+"""Beginnings of messages of webhooks and policies, or about uncallable ones. Their codes and reasons may be any."""
 _INVALID: Final = {
     400: re.compile(r'\w+ in version "[^"]*" cannot be handled as a |the object provided is unrecognized'),
     422: re.compile(r'[\w.]+ "[^"]*" is invalid: '),
 }
-"""How messages begin, by code, where an API server itself cannot read an object, or finds it invalid."""
+"""Beginnings of messages, by code, when an API server itself cannot read an object, or finds it invalid."""
 _LONGEST_MESSAGE: Final = 2000
 MERGE_PATCH: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
 Body = Raw | list[Raw]
-"""Of a request: an object, or the operations of a JSON patch."""
+"""Body of a request: an object, or the operations of a JSON patch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,11 @@ class Status:
     reason: str = ""
     message: str = ""
     is_from_api: bool = True
-    """False where the answer is no Status: of a proxy, or of an API server for a path that it does not serve."""
+    """False for an answer of a proxy, or of an API server for a path that it does not serve."""
 
     @classmethod
     def of(cls, code: int, body: bytes) -> Status:
-        """Read the body of an answer; proxies answer with other things than a Status."""
+        """Read the body of an answer; proxies may answer with something other than a Status."""
         try:
             return cls.of_object(json.loads(body), code)
         except (ValueError, AttributeError):
@@ -57,10 +56,10 @@ class Status:
 
     @classmethod
     def of_object(cls, status: Mapping[str, Any], code: int = 500) -> Status:
-        """Read a Status, as the ERROR event of a watch carries it; `code` is for one that has none."""
+        """Read a Status, as in the ERROR event of a watch; `code` is for one without a code."""
         message = str(status.get("message") or "")[:_LONGEST_MESSAGE]
         stated = status.get("code")
-        # What proxies answer may have a code that is no HTTP status, such as gRPC's.
+        # Answers of proxies may have a code that is not an HTTP status, such as gRPC's.
         if status.get("kind") == "Status" and isinstance(stated, int) and stated >= 400:
             code = stated
         return cls(code, str(status.get("reason") or ""), message)
@@ -72,14 +71,14 @@ class Status:
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same request may succeed later without anybody's doing."""
+        """Whether the same request may succeed later without a change by anybody."""
         if self.code == 409:
             return self.reason == "Conflict" and not self.is_other_uid
         return self.code in (408, 429) or self.code >= 500
 
     @property
     def is_forbidden(self) -> bool:
-        """Whether the right to do that is missing, or somebody forbids it."""
+        """Whether the right for the request is missing, or it is denied."""
         return self.code == 403
 
     @property
@@ -99,7 +98,7 @@ class Status:
 
     @property
     def is_other_uid(self) -> bool:
-        """Whether the object of this name is another one than the request was for."""
+        """Whether the object of this name is another one than the request meant."""
         if self.code == 409:
             return "UID in precondition" in self.message
         immutable = "metadata.uid" in self.message and "field is immutable" in self.message
@@ -107,12 +106,12 @@ class Status:
 
     @property
     def is_denial(self) -> bool:
-        """Whether an admission webhook or policy refuses the request, or a webhook cannot be asked."""
+        """Whether an admission webhook or policy denies the request, or a webhook cannot be called."""
         return _DENIED.match(self.message) is not None
 
     @property
     def is_invalid(self) -> bool:
-        """Whether the API server itself finds the object invalid, so that it will never take it."""
+        """Whether the API server itself finds the object invalid, so that it will never accept it."""
         begins = _INVALID.get(self.code)
         return begins is not None and begins.match(self.message) is not None
 
@@ -132,16 +131,16 @@ class Call:
     """A request."""
 
     verb: str
-    """That of RBAC; `discover` asks which kinds there are."""
+    """The verb of RBAC; `discover` lists the served kinds."""
     resource: Resource
     namespace: str | None = None
     name: str | None = None
     subresource: str | None = None
     query: Mapping[str, str] = field(default_factory=dict)
-    """Empty values are left out."""
+    """Parameters of the query; empty values are left out."""
     body: Body | None = None
     media: str = "application/json"
-    """Of the body."""
+    """Media type of the body."""
     accept: str = "application/json"
 
     @property
@@ -162,7 +161,7 @@ class Call:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers that tell of the formats."""
+        """Return the headers for the formats."""
         given = {} if self.body is None else {"Content-Type": self.media}
         return {"Accept": f"{self.accept}, */*;q=0.5", **given}
 
@@ -174,21 +173,21 @@ class ApiError(Exception):
     """A request did not succeed."""
 
     def __init__(self, message: str, call: Call, status: Status | None = None, retry_after: str | None = None) -> None:
-        """Keep what is known; `status` is None where no answer came, `retry_after` a header of the answer."""
+        """`status` is None if no answer came; `retry_after` is a header of the answer."""
         super().__init__(message)
         self.call, self.status, self.retry_after = call, status, retry_after
 
 
 class UnreachableError(ApiError):
-    """The API server does not answer, or not now: trying again may help."""
+    """The API server does not answer, or cannot at the moment: a retry may help."""
 
 
 class InsecureError(ApiError):
-    """The API server's certificate is not one that is trusted."""
+    """The API server's certificate is not trusted."""
 
 
 class RefusedError(ApiError):
-    """The API server refuses, and would refuse again."""
+    """The API server refuses the request, and would refuse it again."""
 
     status: Status
 
@@ -198,7 +197,7 @@ class ExpiredError(RefusedError):
 
 
 def error_of(status: Status, call: Call, retry_after: str | None = None) -> ApiError:
-    """Return the error that an answer means; `retry_after` is a header of it."""
+    """Return the error for an answer; `retry_after` is a header of the answer."""
     if status.is_transient or status.is_denial:
         message = f"the API server cannot answer now ({status.code}): {status.message}"
         return UnreachableError(message, call, status, retry_after)
@@ -206,24 +205,24 @@ def error_of(status: Status, call: Call, retry_after: str | None = None) -> ApiE
 
 
 def cause_of(error: Exception) -> str:
-    """Return a client's error in a few words: urllib3 begins with its own objects."""
+    """Return a client's error in a few words, without the objects with which urllib3 begins."""
     text = " ".join(str(error).split()) or type(error).__name__
     return re.sub(r"^HTTPS?Connection(Pool)?\([^)]*\): ", "", text)[:300]
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """The deadline and the retries of a request. Seconds."""
+    """The deadline and the retries of a request, in seconds."""
 
     deadline: float = 10.0
-    """For one try."""
+    """Deadline of one try."""
     tries: int = 5
     first_wait: float = 0.1
-    """Before the second try; doubles with each."""
+    """Wait before the second try; doubles with each further try."""
     longest_wait: float = 5.0
 
     def wait(self, tried: int, retry_after: str | None = None, jitter: float = 1.0) -> float:
-        """Return how long to wait after `tried` tries.
+        """Return the seconds to wait after `tried` tries.
 
         `jitter`, from 0 to 1, spreads clients over time; `retry_after` is the header of the server's answer.
         """
@@ -233,7 +232,7 @@ class Retries:
 
 
 class ClientError(CommandError):
-    """What a person asked for cannot be done: `message` says why, `hint` what helps."""
+    """A person's request cannot be carried out; `message` has the cause, `hint` the remedy."""
 
     def __str__(self) -> str:
         """Return both."""
@@ -241,7 +240,7 @@ class ClientError(CommandError):
 
 
 class ClusterError(ClientError):
-    """The cluster does not do what the person wants."""
+    """The cluster refuses or fails the person's request."""
 
     exit_code = 1
 
@@ -251,7 +250,7 @@ class ForbiddenError(ClusterError):
 
 
 class NotFoundError(ClientError):
-    """There is no such object, or no such job."""
+    """The object or the job does not exist."""
 
 
 @contextmanager
@@ -264,7 +263,7 @@ def for_a_person() -> Iterator[None]:
 
 
 def cluster_error(error: ApiError) -> ClientError:
-    """Return what an error means to a person."""
+    """Return an error in the terms of a person."""
     if isinstance(error, InsecureError):
         return ClusterError(str(error), "the kubeconfig's certificate-authority is not that server's")
     if not isinstance(error, RefusedError):
@@ -274,11 +273,11 @@ def cluster_error(error: ApiError) -> ClientError:
     match status.code:
         case 401:
             return ClusterError(
-                "the API server does not know who asks (401)",
+                "the API server rejects the credentials (401)",
                 "the kubeconfig's user has no or expired credentials; log in to the cluster again",
             )
         case 403:
-            return ForbiddenError(status.message, f"what is missing is the right to {_right(call)}")
+            return ForbiddenError(status.message, f"you need the right to {_right(call)}")
         case 404 if not status.is_from_api and call.resource is JOBS:
             return ClusterError(
                 f"the cluster does not know {_full_name(JOBS)}: Espalier is not installed in it",
@@ -297,7 +296,7 @@ def _right(call: Call) -> str:
     if not call.resource.namespaced:
         return f"{right} in the cluster"
     if call.namespace is None:
-        return f"{right} in all namespaces; -n NAMESPACE asks for one namespace only"
+        return f"{right} in all namespaces; -n NAMESPACE reads one namespace only"
     return f"{right} in namespace {call.namespace}"
 
 

@@ -1,4 +1,4 @@
-"""Where a job stands and why, read from what the API server has: the job itself and the Events about it. Pure."""
+"""The state of a job and its cause, from the objects of the API server: the job itself and its Events. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from espalier_core.types.task import Score, accuracy_of, other_than_accuracy, sc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job as it is shown: also one whose specification cannot be run, or that nobody has looked at yet."""
+    """A job for display, even if its specification is invalid or no operator has seen it yet."""
 
     name: str
     namespace: str
@@ -29,9 +29,9 @@ class Job:
     created_at: float
     deleting: bool
     spec: dict[str, Any]
-    """As the API server has it."""
+    """The specification as the API server has it."""
     status: JobStatus
-    """An empty one where there is none yet, or none that can be read."""
+    """The status; an empty one if there is none yet, or none that can be parsed."""
     seen: bool
     """Whether an operator has written a status."""
 
@@ -52,27 +52,27 @@ class Job:
 
     @property
     def outcome(self) -> Condition | None:
-        """The condition of its end, None before it."""
+        """The condition of its end; None before it."""
         return self.status.outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Why a job is where it is: the one reason that matters most."""
+    """The most important reason for a job's current state."""
 
     reason: Reason | None
-    """None where no operator has written one yet."""
+    """None if no operator has written one yet."""
     message: str
     since: float | None = None
-    """Epoch seconds."""
+    """Time since which it holds, in epoch seconds; None if unknown."""
 
 
 def job_of(raw: Raw) -> Job:
-    """Return a job of the API server, whatever its specification and status are like."""
+    """Return a job of the API server, whatever the validity of its specification and status."""
     metadata = raw["metadata"]
     try:
         status = parse_status(raw)
-    except ValueError:  # of another version
+    except ValueError:  # a status of another version
         status = None
     return Job(
         name=metadata["name"],
@@ -88,12 +88,12 @@ def job_of(raw: Raw) -> Job:
 
 
 def phase(job: Job) -> str:
-    """Return the one word for printing."""
+    """Return the phase for display, in one word."""
     return "Deleting" if job.deleting else str(job.status.phase)
 
 
 def standing(job: Job) -> Standing:
-    """Return why it ended; else why it waits, why it does not train yet, or what holds of its extra GPUs."""
+    """Return why it ended; else why it waits or does not train yet, or the state of its extra GPUs."""
     chosen = job.outcome
     if chosen is None:
         chosen = _unless_true(job.status.condition(ConditionType.ADMITTED))
@@ -102,7 +102,7 @@ def standing(job: Job) -> Standing:
         if chosen is None:
             chosen = job.status.condition(ConditionType.EXTRA_GPUS_GRANTED)
     if chosen is None:
-        message = "no operator has looked at it yet" if not job.seen else "the operator has not reported on it yet"
+        message = "no operator has seen it yet" if not job.seen else "the operator has not reported on it yet"
         return Standing(reason=None, message=message)
     message = " ".join(chosen.message.split()) or SENTENCES[chosen.reason]
     return Standing(reason=chosen.reason, message=message, since=chosen.last_transition_time.timestamp())
@@ -113,7 +113,7 @@ def _unless_true(condition: Condition | None) -> Condition | None:
 
 
 def score_of(job: Job) -> Score | None:
-    """Return the score on the test split, before the end that on the validation split, where it is reported."""
+    """Return the score on the test split if it is reported; else the score on the validation split."""
     metrics = {metric.name: metric.value for metric in job.status.training.metrics}
     return score_in(metrics, "test") or score_in(metrics, "validation")
 
@@ -126,19 +126,19 @@ class Event:
     about: str
     """Name of the job or the pod that it is about."""
     at: float
-    """When it last happened, epoch seconds."""
+    """Time of its last occurrence, epoch seconds."""
     reason: str
     message: str
     warning: bool
     times: int
-    """How often."""
+    """Number of occurrences."""
 
     def __str__(self) -> str:
         return f"{'warning: ' if self.warning else ''}{self.reason}: {self.message}"
 
 
 def event_of(raw: Raw) -> Event:
-    """Return an Event, read."""
+    """Return the parsed Event."""
     metadata, about, series = raw["metadata"], raw.get("involvedObject") or {}, raw.get("series") or {}
     times = (series.get("lastObservedTime"), raw.get("lastTimestamp"), raw.get("eventTime"))
     at = next((time for time in times if time), metadata["creationTimestamp"])
@@ -154,7 +154,7 @@ def event_of(raw: Raw) -> Event:
 
 
 def is_about(raw: Raw, uid: str) -> bool:
-    """Return whether an Event is about the object of this UID: one of the same name may have been there before."""
+    """Return whether an Event is about the object of this UID, rather than an earlier one of the same name."""
     return bool((raw.get("involvedObject") or {}).get("uid", uid) == uid)
 
 
@@ -164,7 +164,7 @@ def newest(events: Iterable[Event], most: int) -> list[Event]:
 
 
 def result_of(job: Job) -> RunResult:
-    """Return what a job has come to; of consultations, its status keeps the newest."""
+    """Return the result of a job; its status keeps the newest consultations only."""
     status, training, why = job.status, job.status.training, standing(job)
     head = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": job.name, "namespace": job.namespace}}
     try:
@@ -202,19 +202,19 @@ def result_of(job: Job) -> RunResult:
 
 
 def worker_log(pods: Iterable[Raw], name: str | None = None) -> tuple[str, str] | None:
-    """Return the pod and the container that write the log of the worker `name`; None where there is no such pod.
+    """Return the pod and the container that write the log of the worker `name`; None if there is no such pod.
 
-    Without a name, that of the leader: the newest pod of base worker 0.
+    Without a name, this is the leader: the newest pod of base worker 0.
     """
     chosen = min((pod for pod in pods if name in (None, pod["metadata"]["name"])), key=_leader_first, default=None)
     if chosen is None:
         return None
     containers = [each["name"] for each in chosen["spec"]["containers"]]
-    # Another one may have been put in front of it.
+    # Another container may have been put in front of it.
     return chosen["metadata"]["name"], "trainer" if "trainer" in containers else containers[0]
 
 
 def _leader_first(pod: Raw) -> tuple[bool, str, int]:
-    """Return a key by which the newest pod of base worker 0 is the first."""
+    """Return a sort key that puts the newest pod of base worker 0 first."""
     labels = pod["metadata"]["labels"]
     return labels.get(ROLE_LABEL) != "base", labels.get(INDEX_LABEL, ""), -int(labels[ATTEMPT_LABEL])

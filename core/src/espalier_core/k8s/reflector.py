@@ -1,4 +1,4 @@
-"""Keeping up with objects of one kind: list, then watch, over dropped connections, expired versions and restarts of the
+"""A local view of objects of one kind: list, then watch, over dropped connections, expired versions and restarts of the
 API server.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from espalier_core.k8s.client import Client, Watch
 
 _STABLE_SECONDS: Final = 1.0
-"""A watch that lasted this long was a good one; after a shorter one there is a pause."""
+"""Seconds after which a watch counts as successful; a shorter one is followed by a pause."""
 
 _MOMENT_SECONDS: Final = 0.25
 _CLOSE_SECONDS: Final = 2.0
@@ -44,7 +44,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The API server cannot be asked; it is tried again. Given once until it is `Reconnected`."""
+    """The API server does not answer and is tried again. Given once until it is `Reconnected`."""
 
     error: ApiError
 
@@ -56,7 +56,7 @@ class Reconnected:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Nothing more comes: the API server refuses, or was away for longer than there is patience."""
+    """Nothing more comes: the API server refuses, or was away for longer than `patience`."""
 
     error: ApiError
 
@@ -71,19 +71,19 @@ class Rhythm:
     watch: int = 30
     """Length of one watch."""
     silence: float = 40.0
-    """Without an event for so long, a connection counts as dead."""
+    """Seconds without an event after which a connection counts as dead."""
     patience: float = math.inf
-    """For which an API server may be away. If it is finite, a right that is missing at the start is not waited for."""
+    """Seconds for which an API server may be away. If finite, a missing right at the start is an error at once."""
     retries: Retries = _PAUSES
     """Pauses between two attempts."""
 
 
 class Reflector:
-    """Follows the objects of one kind in a namespace (None: in all) that a field selector chooses, in a thread.
+    """Follows the objects of one kind in a namespace (None: in all) that match a field selector, in a thread.
 
-    What is listed comes first, each object as `Changed`. A watch that ends in order continues from the version that it
-    reached. After an error or silence all are listed again, by which time another API server may answer that does not
-    know that version; what went meanwhile is `Deleted`.
+    Listed objects come first, each as `Changed`. A watch that ends in order continues from its last version. After an
+    error or silence everything is listed again, because another API server may answer that does not know that version;
+    objects that vanished meanwhile are `Deleted`.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class Reflector:
         known: Iterable[Raw] = (),
         synced: Callable[[], None] = lambda: None,
     ) -> None:
-        """Nothing is asked before `start`. `handle` and `synced` (after each list) are called in the thread.
+        """No request is sent before `start`. `handle` and `synced` (after each list) are called in the thread.
 
-        Of the objects `known`, only changes are given, their deletion included.
+        For objects in `known`, only changes are given, their deletion included.
         """
         self._client, self._resource, self._namespace, self._fields = client, resource, namespace, fields
         self._handle, self._synced, self._rhythm = handle, synced, rhythm or Rhythm()
@@ -123,7 +123,7 @@ class Reflector:
             self._watching.close()
 
     def join(self, seconds: float) -> None:
-        """Wait for the end of the thread, for at most `seconds`."""
+        """Wait at most `seconds` for the end of the thread."""
         self._thread.join(seconds)
 
     def is_alive(self) -> bool:
@@ -148,11 +148,12 @@ class Reflector:
                 version = None
             except ApiError as error:
                 version, broken = None, True
-                if listing:  # a watch that broke is no outage while lists are answered
+                if listing:  # a broken watch is not an outage while lists are answered
                     if not self._listed and isinstance(error, RefusedError) and self._rhythm.patience < math.inf:
                         self._give(Failed(error))
                         return
-                    # An API server that has just started refuses what it does not know yet: later refusals may pass.
+                    # An API server that has just started refuses requests until it has loaded everything: later
+                    # refusals may pass.
                     if away_since is None:
                         away_since = began
                         self._give(Disconnected(error))
@@ -180,7 +181,7 @@ class Reflector:
         return listing.version
 
     def _watch(self, version: int) -> int:
-        """Give what happens after `version` until the watch is over; return the version that it reached."""
+        """Give the changes after `version` until the watch is over; return its last version."""
         self._watching = self._client.watch(
             self._resource,
             self._namespace,
@@ -189,7 +190,7 @@ class Reflector:
             silence=self._rhythm.silence,
             fields=self._fields,
         )
-        if self._stop.is_set():  # meanwhile, so that `stop` could not close it
+        if self._stop.is_set():  # `stop` was called meanwhile and could not close it
             self._watching.close()
         for event in self._watching:
             raw: Raw = event["object"]
@@ -210,9 +211,9 @@ class Reflector:
 def followed(
     client: Client, namespace: str | None, watched: Iterable[tuple[Resource, str, Iterable[Raw]]], rhythm: Rhythm
 ) -> Generator[tuple[Resource, Change] | None, None, None]:
-    """Yield the changes of several kinds of objects, without end; None where nothing has changed for a moment.
+    """Yield the changes of several kinds of objects, without end; None after a moment without changes.
 
-    `watched` are kinds with a field selector and with what is known already. Close it.
+    `watched` are kinds with a field selector and the objects that are known already. Close it after use.
     """
     news: queue.SimpleQueue[tuple[Resource, Change]] = queue.SimpleQueue()
 

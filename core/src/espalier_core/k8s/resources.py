@@ -1,6 +1,6 @@
 """The kinds of objects that Espalier reads and writes, their paths at an API server, and lists of them, page by page.
 
-Pure: a client asks for the `query` of `Pages`, and hands the answer to `take`.
+Pure: a client requests the `query` of `Pages`, and passes the answer to `take`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Resource:
     namespaced: bool = True
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """Return the path of an object, or of all; without `namespace` those of all namespaces."""
+        """Return the path of an object, or of all; without `namespace`, the path for all namespaces."""
         parts = [self.root, "namespaces", namespace] if self.namespaced and namespace is not None else [self.root]
         return "/".join([*parts, *filter(None, (self.plural, name, subresource))])
 
     @property
     def root(self) -> str:
-        """Return the path at which an API server tells which kinds of this group and version it has."""
+        """Return the path at which an API server lists its kinds of this group and version."""
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
 
     def review(self, spec: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what asks the API server for a review of this kind, which has a group: its answer is in the status."""
+        """Return the object that requests a review of this kind, which has a group: the answer is in its status."""
         return {"apiVersion": f"{self.group}/{self.version}", "kind": self.kind, "spec": spec}
 
 
@@ -74,7 +74,7 @@ JOB_LABEL: Final = f"{GROUP}/job"
 ROLE_LABEL: Final = f"{GROUP}/role"
 INDEX_LABEL: Final = f"{GROUP}/index"
 ATTEMPT_LABEL: Final = f"{GROUP}/attempt"
-"""Labels of workers' pods: job, `base` or `extra`, and the numbers that their names end in."""
+"""Labels of workers' pods: job, `base` or `extra`, and the numbers at the end of their names."""
 
 _MADE: Final = {
     each.kind: each
@@ -90,16 +90,16 @@ _MADE: Final = {
         EVENTS,
     )
 }
-"""Kinds that the operator makes."""
+"""Kinds that the operator creates."""
 
 
 def resource_of(manifest: Raw) -> Resource:
-    """Return the kind of an object that the operator makes; `KeyError` for others."""
+    """Return the kind of an object that the operator creates; raise `KeyError` for others."""
     return _MADE[manifest["kind"]]
 
 
 def key_of(raw: Raw) -> str:
-    """Return `namespace/name`, or the name alone of what is in no namespace."""
+    """Return `namespace/name`, or the name alone if it is in no namespace."""
     metadata = raw["metadata"]
     namespace = metadata.get("namespace")
     return f"{namespace}/{metadata['name']}" if namespace else str(metadata["name"])
@@ -111,7 +111,7 @@ def version_of(raw: Raw) -> int:
 
 
 def controller_of(raw: Raw) -> Mapping[str, str]:
-    """Return the reference to the object that owns this one and controls it; empty where there is none."""
+    """Return the reference to the object that owns this one and controls it; empty if there is none."""
     for reference in raw["metadata"].get("ownerReferences") or ():
         if reference.get("controller"):
             found: Mapping[str, str] = reference
@@ -121,30 +121,30 @@ def controller_of(raw: Raw) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All objects of a kind that selectors choose, and the version as of which they are all."""
+    """All objects of a kind that match selectors, and the version of this state."""
 
     items: Sequence[Raw]
     version: int
 
 
 class Pages:
-    """The pages of one list. They are of one version, which an API server has for a few minutes.
+    """The pages of one list. They have one version, which an API server keeps for a few minutes.
 
-    Where it no longer has that version (410), one answer with everything replaces them: it cannot expire. client-go's
+    If it no longer has that version (410), one answer with everything replaces them: it cannot expire. client-go's
     pager does the same.
     """
 
     def __init__(
         self, size: int, labels: str = "", fields: str = "", keep: Callable[[Raw], Raw] = lambda raw: raw
     ) -> None:
-        """Ask for `size` objects a page; `labels` and `fields` are selectors, `keep` returns what to keep of one."""
+        """Request `size` objects a page; `labels` and `fields` are selectors, `keep` returns the part to keep."""
         self._keep = keep
         self.query = selectors(labels, fields) | {"limit": str(size)}
         """Parameters of the next request."""
         self._items: list[Raw] = []
 
     def take(self, page: Raw) -> Listing | None:
-        """Take a page; return the list if it was the last one, else ask on."""
+        """Take a page; return the list if it was the last page, else None: request the next."""
         self._items += map(self._keep, page.get("items") or ())
         if token := page["metadata"].get("continue"):
             self.query["continue"] = token
@@ -160,6 +160,6 @@ class Pages:
 
 
 def selectors(labels: str, fields: str) -> dict[str, str]:
-    """Return the parameters of these selectors; an empty one is left out."""
+    """Return the query for these selectors; an empty one is left out."""
     named = {"labelSelector": labels, "fieldSelector": fields}
     return {name: selector for name, selector in named.items() if selector}

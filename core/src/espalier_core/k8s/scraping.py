@@ -1,4 +1,4 @@
-"""Metrics over TLS, for whom the API server knows: GET /metrics, as controller-runtime protects those of controllers.
+"""Metrics over TLS for scrapers that the API server authenticates: GET /metrics, protected as by controller-runtime.
 
 The bearer of a token must be allowed to `get` the path /metrics (a nonResourceURL of a ClusterRole): the API server
 reviews the token, then the access of its user. The certificate is read again when its files have changed.
@@ -26,33 +26,33 @@ logger = logging.getLogger(__name__)
 
 PATH: Final = "/metrics"
 NOBODY_ASKED, TOKEN_REVIEW = AUTHENTICATIONS = ("None", "TokenReview")
-"""Whether scrapers must prove who they are."""
+"""Methods of authentication for scrapers."""
 CERTIFICATE, KEY = "tls.crt", "tls.key"
 """The files of a Secret of the type kubernetes.io/tls."""
 KEPT_SECONDS: Final = 30.0
-"""How long an answer of the API server holds: a token that was revoked is accepted for that long."""
+"""Seconds for which an answer of the API server holds: a revoked token is accepted for that long."""
 _KEPT: Final = 100
-"""Answers that are kept at most."""
+"""Maximum number of answers that are kept."""
 _REVIEW_SECONDS: Final = 5.0
 _LONGEST_TOKEN: Final = 16_384
 _CONNECTION_SECONDS: Final = 10.0
-"""A connection on which nothing comes for so long is closed."""
+"""Seconds without data after which a connection is closed."""
 
 
 class CertificateError(OSError):
-    """There is no certificate to serve with. The message names the files and the reason."""
+    """No certificate can be served. The message names the files and the reason."""
 
 
 class Scrapers:
     """Authorises scrapers by reviews of their tokens. Safe to use from several threads."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take the API server that reviews."""
+        """`client` reaches the API server that reviews tokens."""
         self._client, self._clock = client, clock
         self._known: dict[str, tuple[float, int]] = {}
 
     def status(self, authorization: str) -> int:
-        """Return the HTTP status for a header: 200, 401 (not known), 403 (may not), 503 (the API server is away)."""
+        """Return the HTTP status for a header: 200, 401 (unknown), 403 (not allowed), 503 (the API server is away)."""
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token or len(token) > _LONGEST_TOKEN:
@@ -63,7 +63,7 @@ class Scrapers:
             try:
                 status = self._reviewed(token)
             except ApiError as error:
-                logger.warning("a scrape of %s cannot be reviewed: %s", PATH, error)
+                logger.warning("cannot authorise a scrape of %s: %s", PATH, error)
                 return 503
             if len(self._known) >= _KEPT:
                 self._known.clear()
@@ -85,7 +85,7 @@ class Scrapers:
 
 
 def scrapers_of(user_agent: str, kubeconfig: Path | None = None) -> Scrapers:
-    """Return who may scrape by the API server of this process, or of `kubeconfig`. Raises `NoAccessError`."""
+    """Return the authorisation by the API server of this process, or of `kubeconfig`. Raise `NoAccessError`."""
     if kubeconfig is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
         api = api_of_process(user_agent)
     else:
@@ -97,10 +97,10 @@ def scrapers_of(user_agent: str, kubeconfig: Path | None = None) -> Scrapers:
 def serve_metrics(
     host: str, port: int, folder: Path, scrape: Callable[[], tuple[str, bytes]], scrapers: Scrapers | None
 ) -> Iterator[int]:
-    """Serve /metrics over TLS with the certificate in `folder`, in threads of its own; give the port.
+    """Serve /metrics over TLS with the certificate in `folder`, in separate threads; yield the port.
 
-    `scrape` returns the type of the content, and the content. Without `scrapers`, everybody may scrape. Raises
-    `CertificateError`, and `OSError` where it cannot listen.
+    `scrape` returns the type of the content, and the content. Without `scrapers`, everybody may scrape. Raise
+    `CertificateError`, or `OSError` if it cannot listen.
     """
     server = _Server((host, port), _Certificate(folder), scrape, scrapers)
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
@@ -114,7 +114,7 @@ def serve_metrics(
 
 
 class _Certificate:
-    """The certificate as it is now."""
+    """The current certificate."""
 
     def __init__(self, folder: Path) -> None:
         self._files = folder / CERTIFICATE, folder / KEY
@@ -127,16 +127,16 @@ class _Certificate:
             raise CertificateError(f"{names}: no certificate to serve metrics with: {error}") from error
 
     def refresh(self) -> None:
-        """Read it again if it has changed; one that cannot be used leaves the old one in service."""
+        """Read it again if it has changed; if the new one cannot be used, the old one stays in service."""
         try:
             seen = self._look()
             if seen != self._seen:
                 self._seen = seen
                 ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*self._files)
                 self.context.load_cert_chain(*self._files)
-                logger.info("the certificate of %s was read again", PATH)
+                logger.info("reloaded the certificate of %s", PATH)
         except (OSError, ssl.SSLError) as error:
-            logger.warning("%s: the new certificate cannot be used: %s; the old one stays", self._files[0], error)
+            logger.warning("%s: cannot use the new certificate: %s; keeping the old one", self._files[0], error)
 
     def _look(self) -> list[tuple[int, int, int]]:
         found = [os.stat(file) for file in self._files]
@@ -158,14 +158,14 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection; its thread shakes hands, when it reads."""
+        """Accept a connection; its thread does the TLS handshake when it reads."""
         self.certificate.refresh()
         connection, address = super().get_request()
         secured = self.certificate.context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         return secured, address
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say no more of connections that break off than that they did."""
+        """Log broken connections for debugging only."""
         logger.debug("a connection for %s broke off", PATH, exc_info=True)
 
 
@@ -197,4 +197,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing of each scrape."""
+        """Do not log scrapes."""

@@ -1,1 +1,1 @@
-"""The documents that the parts exchange, and what they are made of: job, status, report, allocation, advice, events."""
+"""The documents that the parts exchange, and their components: job, status, report, allocation, advice, events."""

@@ -12,7 +12,7 @@ from espalier_core.growth.deepen import DEEPEN
 
 
 class AdaptationMode(StrEnum):
-    """How the agent's advice is used."""
+    """The use of the agent's advice."""
 
     AUTO = "Auto"
     DRY_RUN = "DryRun"
@@ -22,7 +22,7 @@ class AdaptationMode(StrEnum):
 
 
 class Fallback(StrEnum):
-    """What decides if the agent does not answer or its advice is illegal."""
+    """The decision if the agent does not answer or its advice is illegal."""
 
     NONE = "None"
     """Do not change the model."""
@@ -33,7 +33,7 @@ class Fallback(StrEnum):
 
 
 class OnReclaim(StrEnum):
-    """What happens to a grown model when GPUs are taken back."""
+    """The rule for a grown model when GPUs are taken back."""
 
     KEEP = "Keep"
     """It stays as it is."""
@@ -42,7 +42,7 @@ class OnReclaim(StrEnum):
 
 
 class Insertion(StrEnum):
-    """How an inserted layer preserves the function of the model."""
+    """The method by which an inserted layer preserves the function of the model."""
 
     EXACT = "Exact"
     """Exact in eval and train mode: an identity layer, or a zero-initialised residual branch."""
@@ -87,9 +87,9 @@ class Optimise(StrEnum):
     """Steps are computed as the model's code says. In a file for Kubernetes, write it in quotes, because YAML reads a
     bare `Off` as false."""
     REWRITES = "Rewrites"
-    """After the first epoch, and after the first one of each growth, rules are sought that rewrite the computation of
-    the model. Weights, gradients and results stay the same but for rounding. They are kept if they are exact in double
-    precision and measured to be faster in pairs of steps."""
+    """After the first epoch, and after the first one of each growth, the trainer searches for rules that rewrite the
+    computation of the model. Weights, gradients and results stay the same but for rounding. They are kept if they are
+    exact in double precision and measured to be faster in pairs of steps."""
 
 
 class AgentRef(Strict):
@@ -130,7 +130,7 @@ class AdaptationSpec(Strict):
     that is too little for a measurement, nothing is tried."""
 
     def agent_url(self, default: str | None) -> str | None:
-        """Return where the job's agent is, its own or the installation's `default`; None where the job asks none."""
+        """Return the URL of the job's agent, its own or the installation's `default`; None where the job asks none."""
         if self.mode is AdaptationMode.OFF:
             return None
         return self.agent.url if self.agent is not None else default or None

@@ -1,7 +1,7 @@
 """Requests of a trainer to the agent, the agent's answers, their outcomes, and the proof of the job in such a request.
 
 The proof is a token that the operator mounts into the leader's pod. Kubernetes issues a token for an audience only to a
-ServiceAccount of a namespace. So whoever holds one for the audience of a job may run pods, or may create tokens, in the
+ServiceAccount of a namespace. So the holder of one for the audience of a job may run pods, or may create tokens, in the
 namespace of the account.
 """
 
@@ -23,7 +23,7 @@ from espalier_core.types.report import MAX_ARMS, Arm, Metric
 from espalier_core.types.task import ACCURACY
 
 MAX_DECISION_IDS: Final = 1000
-"""Maximum in one report. A job makes at most a hundred decisions (`maxAdaptations`)."""
+"""Maximum number in one report. A job makes at most a hundred decisions (`maxAdaptations`)."""
 DecisionId = Annotated[str, Field(max_length=200)]
 """Maximum length. The agent uses UUIDs of 36 characters; another agent may use other ids."""
 
@@ -32,7 +32,7 @@ MAX_JOB: Final = 320
 AUDIENCE: Final = "espalier-agent"
 """First part of the audience of a token; namespace, name and UID of the job follow, separated by `/`."""
 TOKEN_SECONDS: Final = 3600
-"""Lifetime of a token. The kubelet replaces it when four fifths are over."""
+"""Lifetime of a token, in seconds. The kubelet replaces it when four fifths are over."""
 MAX_TOKEN: Final = 8192
 """Maximum length of a token, in characters; those of Kubernetes have about 1200."""
 _ACCOUNT: Final = "system:serviceaccount:"
@@ -45,7 +45,7 @@ def _printable(text: str) -> str:
 
 
 JobText = Annotated[str, Field(max_length=MAX_JOB), AfterValidator(_printable)]
-"""How a request names its job. Logs and the history contain it."""
+"""The job's name in a request. Logs and the history contain it."""
 
 
 def _growth_or_nothing(kind: str) -> str:
@@ -75,7 +75,7 @@ class Action(Record):
 
     @property
     def grows(self) -> bool:
-        """Whether it is anything else than `Nothing`."""
+        """Whether it is any action but `Nothing`."""
         return self.kind != NOTHING
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ class Action(Record):
         return operation(self.kind).grown(architecture, self.target, self.width)
 
     def is_possible(self, architecture: Architecture) -> bool:
-        """Return whether the width that the action names is one that its target can have."""
+        """Return whether its target can have the width that the action names."""
         return self.width is None or operation(self.kind).takes(architecture, str(self.target), self.width)
 
 
@@ -123,7 +123,7 @@ class ActionColumns:
     """Numbers for the actions of several models: each operation's targets, in their order, and last `Nothing`."""
 
     counts: Mapping[str, int]
-    """By the operation's name: how many columns there are for its targets."""
+    """Number of columns for the targets of each operation, by the operation's name."""
 
     @classmethod
     def over(cls, architectures: Iterable[Architecture]) -> ActionColumns:
@@ -137,7 +137,7 @@ class ActionColumns:
 
     @property
     def width(self) -> int:
-        """How many columns there are."""
+        """Number of columns."""
         return sum(self.counts.values()) + 1
 
     def of(self, architecture: Architecture, actions: Iterable[Action]) -> list[int | None]:
@@ -163,7 +163,7 @@ class Progress(Record):
 
 
 class AdviceRequest(Record):
-    """`POST /v1/advice`: the state of Lamelas 3.1 (model, time left, time budget), and what is allowed."""
+    """`POST /v1/advice`: the state of Lamelas 3.1 (model, time left, time budget), and the allowed actions."""
 
     job: JobText
     architecture: Architecture
@@ -174,18 +174,17 @@ class AdviceRequest(Record):
     allowed_actions: tuple[Action, ...] | None = None
     """Allowed answers; if absent, everything that the architecture offers, and `Nothing`."""
     places: dict[str, Annotated[int, Field(ge=1, le=2**40)]] = Field(default_factory=dict)
-    """At how many places of an example each layer with weights is applied (pixels, tokens, or 1), from which the cost
-    of a growth follows; empty where that is not known."""
+    """Number of places of an example (pixels, tokens, or 1) at which each layer with weights is applied; the cost of a
+    growth follows from it. Empty where it is not known."""
     batch_size: int | None = Field(default=None, ge=1, le=2**40)
-    """Of a training step; absent where it is not known."""
+    """Examples in a training step; absent where it is not known."""
     forecast: bool = False
-    """It is only asked what growing would gain. The answer is carried out by nobody, so the agent neither explores with
-    it nor keeps it."""
+    """Whether only the gain of a growth is asked for: the agent neither explores with the answer nor keeps it."""
 
     @field_validator("architecture")
     @classmethod
     def _known_operations(cls, architecture: Architecture) -> Architecture:
-        # A package may add operations, and may be installed where a model is trained alone.
+        # The trainer may lack a package that adds operations: it may be installed only where a model is trained alone.
         for name in architecture.targets or ():
             OPERATIONS.check(name)
         return architecture
@@ -210,15 +209,15 @@ class AdviceRequest(Record):
 
 HEURISTIC_MIN_LEFT: Final = 0.1
 """Share of the budget that must be left for the heuristic to deepen. On digits and cifar8 deepening the first block
-gained at every moment that `make bench-pays` compares, with 15 % left still .082 ± .028 and .018 ± .004 (95 %, five
-paired seeds); with 5 % left it was only .013 and .002 (three to five seeds)."""
+gained at every moment that `make bench-pays` compares, with 15 % left still 0.082 ± 0.028 and 0.018 ± 0.004 (95 %, five
+paired seeds); with 5 % left it was only 0.013 and 0.002 (three to five seeds)."""
 
 
 def heuristic(request: AdviceRequest) -> Action:
     """Return the first layer to add that mixes places, else the first growth: the trainer's fallback `Heuristic`.
 
-    Nothing when too little budget is left. Of the fixed rules that always grow this one has the least regret on the
-    corpora of growth (`docs/reports/study.md`).
+    Return `Nothing` when too little budget is left. Of the fixed rules that always grow, this one has the least regret
+    on the corpora of growth (`docs/reports/study.md`).
     """
     actions = request.actions()
     if request.time_left_seconds < HEURISTIC_MIN_LEFT * request.time_budget_seconds:
@@ -229,18 +228,18 @@ def heuristic(request: AdviceRequest) -> Action:
 
 
 class PolicyVersion(Record):
-    """Which policy answered."""
+    """The policy that answered."""
 
     name: str
     version: str
 
 
 class ExpectedGain(Record):
-    """Final accuracy gained against doing nothing, as a policy expects it."""
+    """Gain in final accuracy against doing nothing, as a policy expects it."""
 
     mean: float
     low: float
-    """End of the interval that four of five estimates are in."""
+    """Lower end of the interval that contains four of five estimates."""
     high: float
 
 
@@ -263,26 +262,26 @@ class AdviceResponse(Record):
 
 
 class TrialOutcome(Record):
-    """What came of a decision that was tried on extra workers before anything was done."""
+    """The outcome of a decision that was tried on extra workers before anything was done."""
 
     decision_id: DecisionId
     action: Annotated[str, Field(max_length=300)]
-    """What was carried out, as text, or `Nothing`: the trial decided, and not the agent."""
+    """The action that was carried out, as text, or `Nothing`: the trial decided, not the agent."""
     arms: tuple[Arm, ...] = Field(max_length=MAX_ARMS)
 
 
 class OutcomeReport(Record):
-    """`POST /v1/outcomes`: how a job ended whose decisions the agent made."""
+    """`POST /v1/outcomes`: the final result of a job whose decisions the agent made."""
 
     job: JobText
     decision_ids: tuple[DecisionId, ...] = Field(max_length=MAX_DECISION_IDS)
     final_accuracy: float = Field(ge=0, le=1)
-    """Of a classification. Of another task its score as a number between 0 and 1, higher is better."""
+    """Final accuracy of a classification. For another task, its score as a number between 0 and 1, higher is better."""
     measure: Annotated[str, Field(max_length=64)] = ACCURACY.name
-    """What the job is judged by: `accuracy`, `r2` or `bits_per_character`."""
+    """The measure by which the job is judged: `accuracy`, `r2` or `bits_per_character`."""
     time_budget_seconds: float = Field(gt=0, le=YEAR_SECONDS)
     trials: tuple[TrialOutcome, ...] = Field(default=(), max_length=MAX_DECISION_IDS)
-    """Of those of the decisions that were tried."""
+    """Outcomes of the decisions that were tried."""
 
 
 class OutcomeReceipt(Record):

@@ -13,7 +13,7 @@ from espalier_core.types.reasons import Reason
 
 
 class Direction(StrEnum):
-    """How an allocation differs from the one before it (the paper's `allocation()`, Lamelas 4.1)."""
+    """Change of an allocation against the one before it (the paper's `allocation()`, Lamelas 4.1)."""
 
     UP = "up"
     DOWN = "down"
@@ -21,7 +21,7 @@ class Direction(StrEnum):
 
 
 class Allocation(Record):
-    """What the scheduler grants at a moment.
+    """The grant of the scheduler to a job at a moment.
 
     `generation` rises by one with each change; everyone acknowledges by repeating it. A `down` allocation names
     the replicas that remain and the `deadline` by which the others must be gone; past it they are taken by force.
@@ -71,8 +71,8 @@ class AllocationDocument(Record):
     waits_for_workers: bool = False
     """Somebody still holds base workers by scheduling gates, and the job has not trained: training does not begin."""
     stop: Reason | None = None
-    """Set if the job must end now, with the reason. `GPUBudgetExhausted` is a normal end: the trainer evaluates and
-    completes. For any other reason (suspension), it saves a checkpoint to resume from."""
+    """The reason why the job must end now; absent if it goes on. `GPUBudgetExhausted` is a normal end: the trainer
+    evaluates and completes. For any other reason (suspension), it saves a checkpoint to resume from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class SignalTrace:
 
     @classmethod
     def of(cls, uid: str, generation: int) -> SignalTrace:
-        """Return the trace of the `generation` of the allocation of the job with this UID."""
+        """Return the trace of one generation of the allocation of the job with this UID."""
         digest = sha256(f"{uid}/{generation}".encode()).digest()
         return cls(int.from_bytes(digest[:16]) or 1, int.from_bytes(digest[16:24]) or 1)
 

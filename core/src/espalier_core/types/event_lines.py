@@ -1,4 +1,4 @@
-"""The events of a run in words, a line each."""
+"""Events of a run as text, one line each."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from espalier_core.types.task import Score
 
 
 def brief(score: Score | None) -> str:
-    """Return a score with its name, short."""
+    """Return a score with its name, in short form."""
     return "no score" if score is None else f"{score.by.title} {score.value:.3f}"
 
 
 def progress_of(step: int, done: float | None, metrics: Iterable[Metric]) -> str:
-    """Return what was read of a program as words."""
+    """Return the progress of a program as text."""
     parts = [f"step {step:,}"] if step else []
     parts += [] if done is None else [f"{100 * done:.0f} % done"]
     return ", ".join([*parts, *(f"{figure.name} {figure.value:.4g}" for figure in metrics)])
 
 
 def line_for(event: AnyEvent) -> str | None:
-    """Return what a plain log says of an event; None for what would only be noise."""
+    """Return the line of a plain log for an event; None for an event that would only be noise."""
     match event:
         case TrainerStarted():
             how = f"resumed at epoch {event.epoch}, step {event.step}" if event.resumed else "training starts"
@@ -91,7 +91,7 @@ def line_for(event: AnyEvent) -> str | None:
 
 
 def told(event: AnyEvent) -> tuple[str, str] | None:
-    """Return an event as a reason and a message, as Kubernetes has them; None for what would only be noise."""
+    """Return an event as a reason and a message, as in Kubernetes; None for an event that would only be noise."""
     if isinstance(event, Warned):
         return event.reason, event.message
     if isinstance(event, JobChanged):
@@ -101,7 +101,7 @@ def told(event: AnyEvent) -> tuple[str, str] | None:
 
 
 def sentence_of(reason: str) -> str:
-    """Return the sentence of a reason; '' for one of a newer version."""
+    """Return the sentence of a reason; '' for a reason of a newer version."""
     return SENTENCES[Reason(reason)] if reason in list(Reason) else ""
 
 

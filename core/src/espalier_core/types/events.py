@@ -49,9 +49,9 @@ class EpochFinished(Event):
     train_loss: float
     validation_loss: float
     validation_accuracy: float | None = None
-    """Of a classification."""
+    """Validation accuracy of a classification; None for another task."""
     validation_score: Score | None = None
-    """Of another task."""
+    """Validation score of another task; None for a classification."""
     learning_rate: float
     depth: int
     parameters: int
@@ -77,10 +77,10 @@ class TrialStarted(Event):
     type: Literal["TrialStarted"] = "TrialStarted"
     step: int
     depth: int
-    """Of the smaller model."""
+    """Layers of the smaller model."""
     parameters: int
     seconds: float
-    """Of the budget, until they are compared."""
+    """Seconds of the budget until they are compared."""
 
 
 class TrialsStarted(Event):
@@ -89,7 +89,7 @@ class TrialsStarted(Event):
     type: Literal["TrialsStarted"] = "TrialsStarted"
     actions: tuple[str, ...]
     workers: int
-    """That try them."""
+    """Number of workers that try them."""
     seconds: float
     """Wall time for each action."""
 
@@ -104,7 +104,7 @@ class CheckpointSaved(Event):
 
 
 class WorkersChanged(Event):
-    """Workers joined or left the training; all that train together take each step together."""
+    """Workers joined or left the training; all workers that train together take each step together."""
 
     type: Literal["WorkersChanged"] = "WorkersChanged"
     workers: int
@@ -121,14 +121,14 @@ class BatchSizeChanged(Event):
     """Examples in a step of all workers together."""
     batch_size: int
     passes: int
-    """Parts in which each worker computes its share."""
+    """Number of parts in which each worker computes its share."""
     workers: int
     goodput: float | None = None
-    """That of the new size relative to the old one, as it is expected; None: there was no memory for the old one."""
+    """Expected goodput of the new size relative to the old one; None: there was no memory for the old one."""
     learning_rate_factor: float
-    """Of the author's learning rate."""
+    """Factor by which the author's learning rate is multiplied."""
     noise_scale: float | None = None
-    """Of the gradients; None where it is not known."""
+    """Noise scale of the gradients; None where it is not known."""
     message: str = ""
 
 
@@ -141,7 +141,7 @@ class Warned(Event):
 
 
 class TrainerFinished(Event):
-    """The trainer ends by itself; with the accuracy on the test split when its budget is used up."""
+    """The trainer ended by itself; with the score on the test split if its budget was used up."""
 
     type: Literal["TrainerFinished"] = "TrainerFinished"
     phase: str
@@ -150,9 +150,9 @@ class TrainerFinished(Event):
     epoch: int
     step: int
     test_accuracy: float | None = None
-    """Of a classification."""
+    """Test accuracy of a classification; None for another task."""
     test_score: Score | None = None
-    """Of another task."""
+    """Test score of another task; None for a classification."""
     test_loss: float | None = None
     depth: int
     parameters: int
@@ -189,13 +189,13 @@ class GPUsChanged(Event):
 
 
 class ProgressRead(Event):
-    """Values were read of a program that does not report by itself."""
+    """Values were read from a program that does not report by itself."""
 
     type: Literal["ProgressRead"] = "ProgressRead"
     step: int
     epoch: int
     done: float | None = None
-    """The part of its work that is done, 0 to 1."""
+    """Part of its work that is done, 0 to 1; None if the program does not report it."""
     metrics: tuple[Metric, ...] = ()
 
 

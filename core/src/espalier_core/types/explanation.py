@@ -1,4 +1,4 @@
-"""What `espalier explain` says of a job."""
+"""The explanation of a job that `espalier explain` prints."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where a job stands, why, and what would change it."""
+    """The state of a job, its cause, and what would change it."""
 
     job: str
     """Namespace and name; the name alone on this machine."""
     phase: str
     reason: str | None
-    """As in the reference of reasons; None where nothing has been decided about the job yet."""
+    """A reason of `docs/reference/reasons.md`; None where nothing has been decided about the job yet."""
     sections: tuple[Section, ...]
-    """The most important one first."""
+    """Sections, the most important one first."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it in plain JSON types."""

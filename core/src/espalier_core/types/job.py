@@ -41,7 +41,7 @@ from espalier_core.types.training import (
     TrainingSpec,
 )
 
-# Whoever reads a job finds all its models here.
+# All models of a job can be imported from here.
 __all__ = [
     "ALLOCATION_ANNOTATION",
     "API_VERSION",
@@ -86,11 +86,11 @@ GROUP = "espalier.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 DEFAULT_CONTROLLER = f"{GROUP}/operator"
-"""`controllerName` of an operator and of a job that do not set it."""
+"""`controllerName` of an operator or a job that does not set it."""
 KIND = "AdaptiveTrainingJob"
 PLURAL = "adaptivetrainingjobs"
 MAX_NAME_LENGTH = 52
-"""The name of a job plus the suffixes of its pods must fit into a label (63)."""
+"""Maximum length of a job's name: with the suffixes of its pods, it must fit into a label (63)."""
 
 _NAME: Final = re.compile(DNS_LABEL.replace("$", r"\Z"))
 _SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
@@ -126,21 +126,21 @@ JobName = Annotated[str, AfterValidator(_service_name)]
 
 
 class BasePreemption(StrEnum):
-    """Whether base GPUs may be taken from a job that runs."""
+    """Permission to take base GPUs from a job that runs."""
 
     NEVER = "Never"
-    """It keeps them to its end."""
+    """The job keeps them to its end."""
     CHECKPOINT = "Checkpoint"
-    """It saves a checkpoint, waits, and resumes later: where its queue has borrowed them and their owner needs them, or
-    where the scheduling policy preempts and serves another job first."""
+    """The job saves a checkpoint, waits, and resumes later: where its queue has borrowed them and their owner needs
+    them, or where the scheduling policy preempts and serves another job first."""
 
 
 class Preemption(Strict):
-    """How extra GPUs are lent and taken back, and whether base GPUs are."""
+    """Rules for lending and taking back extra GPUs, and for taking base GPUs."""
 
     base: BasePreemption = BasePreemption.NEVER
-    """Whether its base GPUs may be taken back while it runs: those that its queue has borrowed, and any by a scheduling
-    policy that preempts."""
+    """Whether its base GPUs may be taken back while it runs: those that its queue borrowed, or any if the scheduling
+    policy preempts."""
     notice_seconds: float = Field(default=30, ge=0, le=3600)
     """Budget seconds between the notice of a reclaim and its deadline."""
     cooldown_seconds: float = Field(default=60, ge=0, le=86400)
@@ -151,7 +151,7 @@ class Preemption(Strict):
 
 
 class CheckpointSpec(Strict):
-    """Where and how often the trainer saves checkpoints."""
+    """Place and interval of the trainer's checkpoints."""
 
     path: str = Field(default="/checkpoints", min_length=1, pattern=r"^[^:\x00]*$", max_length=MAX_PATH)
     """Folder of the checkpoints. On Kubernetes, a volume is mounted there unless the template mounts one."""

@@ -1,7 +1,7 @@
 """Measurements of a job by its trainer: durations of steps, gradient noise, and the loss curve.
 
-The leader reports it, the operator keeps it in the job's status, and scheduling policies decide by it. Every list is
-bounded, whoever wrote it.
+The leader reports them, the operator keeps them in the job's status, and scheduling policies use them. Every list is
+bounded, whatever its writer.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pydantic import Field
 from espalier_core.base import MAX_NUMBER, YEAR_SECONDS, Record
 
 MAX_CONFIGURATIONS: Final = 16
-"""How many of the newest entries `measurements.speeds` keeps."""
+"""Maximum number of entries of `measurements.speeds`; the newest are kept."""
 MAX_LOSS_POINTS: Final = 64
-"""How many points `measurements.losses` has at most; where there are more, two become one."""
+"""Maximum number of points of `measurements.losses`; beyond it, pairs of points are merged."""
 
 
 class Configuration(Record):
-    """What the duration of a step depends on."""
+    """The parameters on which the duration of a step depends."""
 
     nodes: int = Field(ge=1, le=MAX_NUMBER)
-    """Nodes that the workers are on."""
+    """Nodes on which the workers run."""
     workers: int = Field(ge=1, le=MAX_NUMBER)
     """Workers that train together."""
     batch_size: int = Field(ge=1, le=MAX_NUMBER)
@@ -31,31 +31,31 @@ class Configuration(Record):
     parameters: int = Field(ge=0, le=MAX_NUMBER)
     """Trainable parameters of the model: one that has grown is slower."""
     gpu_type: str = Field(default="", max_length=63)
-    """The type of GPU of the leader, the value of its node's label; empty where nobody says."""
+    """The type of GPU of the leader, the value of its node's label; empty if unknown."""
     passes: int = Field(default=1, ge=1, le=MAX_NUMBER)
-    """Parts of its examples that a worker computes one after the other, where its memory is too small for all."""
+    """Parts in which a worker computes its examples one after the other, to save memory."""
 
 
 class Speed(Configuration):
-    """The duration of a step in one configuration: medians of its latest steps, without those after a change."""
+    """The duration of a step in one configuration: medians of its latest steps, without the steps after a change."""
 
     steps: int = Field(ge=1, le=MAX_NUMBER)
     """Steps that were measured."""
     step_seconds: float = Field(gt=0, le=YEAR_SECONDS)
     """Duration of a step, from its beginning to the end of the optimizer's step."""
     sync_seconds: float = Field(ge=0, le=YEAR_SECONDS)
-    """The part of it in which gradients are exchanged, without waiting for slower workers."""
+    """The part of it in which gradients are exchanged, without the wait for slower workers."""
 
 
 class GradientNoise(Record):
-    """How much gradients vary from batch to batch (McCandlish et al. 2018, arXiv:1812.06162, appendix A.1)."""
+    """Variation of gradients from batch to batch (McCandlish et al. 2018, arXiv:1812.06162, appendix A.1)."""
 
     squared_norm: float = Field(ge=0)
-    """Squared norm of the true gradient, estimated; 0 where the noise hides it."""
+    """Estimated squared norm of the true gradient; 0 where the noise hides it."""
     variance: float = Field(ge=0)
-    """Trace of the covariance of the gradient of one example, estimated."""
+    """Estimated trace of the covariance of the gradient of one example."""
     samples: int = Field(ge=1, le=MAX_NUMBER)
-    """Estimates of which these are the moving averages."""
+    """Number of estimates in these moving averages."""
 
     @property
     def noise_scale(self) -> float | None:
@@ -68,52 +68,52 @@ class LossPoint(Record):
     """The mean loss of the steps from `step` to the next point."""
 
     epoch: int = Field(ge=0, le=MAX_NUMBER)
-    """The epoch of the first of them."""
+    """Epoch of that first step."""
     step: int = Field(ge=0, le=MAX_NUMBER)
-    """The first of them."""
+    """The first step of the point."""
     loss: float
     """Mean training loss."""
 
 
 class GrowthForecast(Record):
-    """What growing once more would gain, as the job's agent expects it, if extra workers were lent from then on."""
+    """Expected gain of growing once more, by the job's agent, if extra workers were lent from then on."""
 
     gain: float = Field(ge=-1, le=1)
     """Final accuracy gained (of another task, its score as a number between 0 and 1); 0 where the agent would advise
     nothing, and once the job may not grow any more."""
     low: float = Field(ge=-1, le=1)
-    """Lower end of the interval that four of five estimates are in."""
+    """Lower end of the interval that contains four of five estimates."""
     high: float = Field(ge=-1, le=1)
-    """Upper end of it."""
+    """Upper end of that interval."""
     seconds: float = Field(ge=0, le=YEAR_SECONDS)
-    """For how long extra workers are needed until it has grown: to the end of an epoch, and for trials."""
+    """Seconds for which extra workers are needed until the model has grown: to the end of an epoch, and for trials."""
 
 
 class Measurements(Record):
-    """All that was measured of a job, and what its agent expects."""
+    """All measurements of a job, and the expectation of its agent."""
 
     speeds: tuple[Speed, ...] = Field(default=(), max_length=MAX_CONFIGURATIONS)
-    """By configuration, the one that was used last at the end."""
+    """Speeds, one per configuration; the one used last comes last."""
     gradient: GradientNoise | None = None
     losses: tuple[LossPoint, ...] = Field(default=(), max_length=MAX_LOSS_POINTS)
-    """The training loss from the first step on, in equal distances."""
+    """The training loss from the first step on, at equal distances."""
     growth: GrowthForecast | None = None
-    """The newest; None where the agent has not been asked, or does not tell."""
+    """The newest forecast; None where the agent has not been asked, or does not give one."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is known."""
+        """Whether nothing was measured or forecast."""
         return not (self.speeds or self.gradient or self.losses or self.growth)
 
 
 def configuration_of(speed: Speed) -> tuple[int, int, int, int, int, str]:
-    """Return what tells one configuration from another."""
+    """Return the key that distinguishes configurations."""
     return speed.nodes, speed.workers, speed.batch_size, speed.parameters, speed.passes, speed.gpu_type
 
 
 def has_new_configuration(before: Measurements, after: Measurements) -> bool:
-    """Return whether a configuration was measured, or growth forecast, for the first time, or growing gains nothing
-    any more: then policies may decide otherwise at once.
+    """Return whether a configuration was measured, or growth forecast, for the first time, or the forecast gain has
+    become 0 or positive again; policies may then decide otherwise at once.
     """
     known = set(map(configuration_of, before.speeds))
     if any(configuration_of(speed) not in known for speed in after.speeds):
@@ -122,9 +122,9 @@ def has_new_configuration(before: Measurements, after: Measurements) -> bool:
 
 
 def merged(before: Measurements, after: Measurements) -> Measurements:
-    """Return what is known of a job after a report with `after`: of each configuration the newest figures.
+    """Return the measurements of a job after a report with `after`: the newest figures of each configuration.
 
-    A leader that starts has measured nothing yet, and knows of earlier leaders what its checkpoint says.
+    A leader that starts has measured nothing yet, and knows about earlier leaders only what its checkpoint says.
     """
     measured = {configuration_of(speed) for speed in after.speeds}
     earlier = (speed for speed in before.speeds if configuration_of(speed) not in measured)
@@ -148,7 +148,7 @@ def differs(before: Measurements, after: Measurements, share: float) -> bool:
 def _figures(before: Measurements, after: Measurements) -> Iterable[tuple[float, float]]:
     for old, new in zip(before.speeds, after.speeds, strict=True):
         yield old.step_seconds, new.step_seconds
-        # What is far below the duration of the step does not matter, however much it varies.
+        # A time far below the duration of the step does not matter, however much it varies.
         yield old.step_seconds + old.sync_seconds, old.step_seconds + new.sync_seconds
     if before.gradient is not None and after.gradient is not None:
         yield before.gradient.squared_norm, after.gradient.squared_norm

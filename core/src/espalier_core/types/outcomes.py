@@ -1,8 +1,8 @@
 """Outcomes of decisions on growth: tables of all sequences for one model (Lamelas 6.4), and corpora of many models.
 
-The format of tables is that of those published with the paper, with the starting model's architecture added, so that
-an agent can learn from a table of a model that it does not know. A record of a corpus has one decision at each of
-several moments, and may leave growths out. A corpus is one compressed file: models of a family have nearly the same
+Tables have the format of the tables published with the paper, with the starting model's architecture added, so that an
+agent can learn from a table of a model that it does not know. A record of a corpus has one decision at each of several
+moments, and may leave growths out. A corpus is one compressed file: models of a family have nearly the same
 description.
 """
 
@@ -38,7 +38,7 @@ from espalier_core.types.advice import Action, AdviceRequest, Progress, offered
 from espalier_core.types.report import Metric
 
 MEAN_TOLERANCE: Final = 1e-4
-"""Tolerance between a stored mean or deviation and the one of its figures, because both are rounded."""
+"""Tolerance between a stored mean or deviation and the value computed from its figures; both are rounded."""
 
 # Strict: text and booleans are not figures, although they could be parsed as such.
 _Index = Annotated[int, Field(strict=True)]
@@ -47,10 +47,10 @@ _Accuracy = Annotated[float, Field(strict=True, ge=0, le=1)]
 _Text = Annotated[str, Field(min_length=1)]
 """A bound on the length also ensures valid Unicode: JSON can contain a lone surrogate."""
 MAX_DECISIONS: Final = 32
-"""All sequences of more than these are no table that could be collected."""
+"""Maximum number of decisions; a table of all longer sequences could not be collected."""
 SUFFIX: Final = ".json.xz"
 MARKS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
-"""Shares of what is left of the budget at which the validation loss of each arm is measured."""
+"""Shares of the remaining budget at which the validation loss of each arm is measured."""
 
 
 class _TablePart(Record):
@@ -60,11 +60,11 @@ class _TablePart(Record):
 
 class _Measured(_TablePart):
     accuracy: _Accuracy
-    """Final accuracy on the test split; of several seeds their mean."""
+    """Final accuracy on the test split; for several seeds, their mean."""
     accuracy_std: Annotated[float, Field(strict=True, ge=0, le=1)] | None = None
-    """Standard deviation over the seeds (of a sample: n - 1), where there are two or more."""
+    """Sample standard deviation (n - 1) over the seeds; None for fewer than two."""
     accuracies: tuple[_Accuracy, ...] | None = None
-    """Of each of the table's seeds, in their order."""
+    """Final accuracy of each of the table's seeds, in their order."""
 
 
 class SequenceOutcome(_Measured):
@@ -73,11 +73,11 @@ class SequenceOutcome(_Measured):
     actions: tuple[_Index, ...]
     """Indices into the table's actions, in the order of the decisions."""
     time_left_s: tuple[_Seconds, ...]
-    """Budget seconds left before each decision; of several seeds their mean."""
+    """Budget seconds left before each decision; for several seeds, their mean."""
 
 
 class Control(_Measured):
-    """What else was trained under the same budget, to compare the sequences with."""
+    """Another training under the same budget, to compare the sequences with."""
 
     name: str = Field(min_length=1)
     description: str
@@ -99,9 +99,9 @@ class OutcomeTable(_TablePart):
     decisions_per_episode: int = Field(ge=1, le=MAX_DECISIONS, strict=True)
     sequences: tuple[SequenceOutcome, ...] = Field(min_length=1)
     architecture: Architecture | None = None
-    """Of the starting model; absent in the published tables, whose models the agent knows by name."""
+    """Architecture of the starting model; absent in the published tables, whose models the agent knows by name."""
     seeds: tuple[_Index, ...] | None = Field(default=None, min_length=1)
-    """Of the runs that every accuracy is the mean of; absent where that is not known."""
+    """Seeds of the runs that every accuracy is the mean of; absent if unknown."""
     controls: tuple[Control, ...] | None = None
 
     @model_validator(mode="after")
@@ -243,15 +243,15 @@ def table_files(folder: Path) -> list[Path]:
 
 
 class ArmRecord(Record):
-    """One decision at a moment, and what it led to."""
+    """One decision at a moment, and its outcome."""
 
     action: Action
     accuracy: float = Field(ge=0, le=1)
-    """On the test split at the end of the budget."""
+    """Accuracy on the test split at the end of the budget."""
     validation_loss: float | None = None
-    """At the end of the budget; None where it is not finite."""
+    """Validation loss at the end of the budget; None where it is not finite."""
     step_cost: float = Field(gt=0)
-    """Of a step afterwards, where a step of the starting model costs 1."""
+    """Cost of a step afterwards, in steps of the starting model."""
     slice_loss: float | None = None
     """Validation loss after a tenth of the rest, the rate falling to 0 within it; None where it is not finite."""
     losses: tuple[float | None, ...] = ()
@@ -259,7 +259,7 @@ class ArmRecord(Record):
 
 
 class InsertedRecord(Record):
-    """A growth that is inserted in another way than exactly, and what it led to."""
+    """A growth that is inserted in another way than exactly, and its outcome."""
 
     insertion: Insertion
     arm: ArmRecord
@@ -269,15 +269,15 @@ class MomentRecord(Record):
     """A moment at which the model could grow."""
 
     share: float = Field(gt=0, lt=1)
-    """Of the budget that is used."""
+    """Share of the budget that is used."""
     validation_accuracy: float = Field(ge=0, le=1)
     validation_loss: float | None = None
     train_loss: float | None = None
-    """Of the last steps before."""
+    """Training loss of the last steps before the moment."""
     arms: tuple[ArmRecord, ...]
-    """First nothing, then growths in the description's order."""
+    """Doing nothing first, then growths in the description's order."""
     inserted: tuple[InsertedRecord, ...] = ()
-    """The same whole blocks, inserted in other ways; empty where these were not tried. Nobody is asked to choose."""
+    """The same whole blocks, inserted in other ways; empty where these were not tried. They are not on offer."""
 
 
 class CaseRecord(Record):
@@ -289,11 +289,11 @@ class CaseRecord(Record):
     steps: int
     batch_size: int
     architecture: Architecture | None
-    """Of the model that decides; None where it cannot be described."""
+    """Architecture of the model before the decision; None where it cannot be described."""
     grown: tuple[Action, ...] = ()
     """Growths before these moments; the description has them."""
     speed: float = Field(default=1.0, gt=0)
-    """How many times as many steps all arms make in the rest of the budget, as with more workers."""
+    """Factor on the number of steps of all arms in the rest of the budget, as with more workers."""
     places: dict[str, int] = Field(default_factory=dict)
     moments: tuple[MomentRecord, ...]
     left_out: tuple[str, ...] = ()
@@ -308,9 +308,9 @@ class CaseRecord(Record):
         return self.model_copy(update={"moments": moments})
 
     def request(self, moment: MomentRecord) -> AdviceRequest | None:
-        """Return what the agent is asked at a moment; None where the model cannot grow.
+        """Return the request to the agent at a moment; None where the model cannot grow.
 
-        Its seconds are steps of the starting model, so more speed means that more of them are left.
+        Its seconds are steps of the starting model, so a higher speed leaves more of them.
         """
         if self.architecture is None or len(moment.arms) == 1:
             return None
@@ -342,7 +342,7 @@ class GrowthCorpus(Record):
 
     name: str = Field(min_length=1)
     source: str
-    """How it was made, and how it can be made again."""
+    """Origin of the corpus, and how to make it again."""
     cases: tuple[CaseRecord, ...] = Field(min_length=1)
 
 

@@ -19,7 +19,7 @@ DEFAULT_GRACE_SECONDS: Final = 30.0
 """Kubernetes' default of `terminationGracePeriodSeconds`."""
 MAX_CONTAINERS: Final = 32
 MAX_RESOURCES: Final = 32
-"""Bounds, so that the API server can estimate the cost of validation."""
+"""Maximum numbers, so that the API server can estimate the cost of validation."""
 
 
 def _quantity(value: int | float | str) -> int | float | str:
@@ -81,7 +81,7 @@ class PodResourceClaim(Strict):
 
 
 class Container(Strict):
-    """A Kubernetes container, of which Espalier reads or completes these fields."""
+    """A Kubernetes container. Espalier reads or completes these fields of it."""
 
     model_config = ConfigDict(extra="allow")
     name: Annotated[str, Field(pattern=DNS_LABEL, max_length=63)] = "trainer"
@@ -102,7 +102,7 @@ class Container(Strict):
 
 
 class PodSpec(Strict):
-    """A Kubernetes pod spec, of which Espalier reads or completes these fields."""
+    """A Kubernetes pod spec. Espalier reads or completes these fields of it."""
 
     model_config = ConfigDict(extra="allow")
     containers: tuple[Container, ...] = Field(min_length=1, max_length=MAX_CONTAINERS)

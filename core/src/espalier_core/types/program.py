@@ -1,4 +1,4 @@
-"""A job whose command does not use Espalier's library: any program, and where its progress is read."""
+"""A job whose command does not use Espalier's library: any program, and the source of its progress."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from espalier_core.types.report import MAX_NAME
 KNOWN_VALUES: Final = ("step", "steps", "epoch", "epochs", "fraction", "percent")
 """Names of values with a special meaning; every other name is a figure."""
 MAX_VALUES: Final = 16
-"""Maximum number of values that are read of a program."""
+"""Maximum number of values that are read from a program."""
 MAX_PATTERN: Final = 512
 """Maximum length of a line pattern, in characters."""
 _PATTERN_BYTES: Final = 1 << 20
-"""Memory that a compiled pattern may take. RE2 refuses patterns that need more."""
+"""Maximum memory of a compiled pattern, in bytes. RE2 refuses patterns that need more."""
 _NAME: Final = r"^[A-Za-z_][A-Za-z0-9_./-]*$"
 _SELECTOR: Final = re.compile(
     r'[A-Za-z_:][A-Za-z0-9_:]*(\{([A-Za-z_][A-Za-z0-9_]*="[^"\\\n]*"(,(?=[A-Za-z_])|(?=\})))+\})?\Z'
@@ -30,7 +30,8 @@ _LABEL: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="([^"\\\n]*)"')
 def compile_pattern(text: str) -> Any:
     """Return the compiled line pattern (`re2`, whose time is linear in the length of the line).
 
-    Raise `ValueError` if it is not a regular expression of RE2, or has no named group.
+    Raise `ValueError` if it is not a regular expression of RE2, repeats a group or has none, or has too many groups or
+    names that are too long.
     """
     options = re2.Options()
     options.log_errors = False
@@ -56,7 +57,7 @@ def compile_pattern(text: str) -> Any:
 
 
 def selector_of(series: str) -> tuple[str, dict[str, str]]:
-    """Return the name of a series and the labels that it must have; `series` is valid."""
+    """Return the name of a series and its required labels; `series` is valid."""
     name, _, labels = series.partition("{")
     return name, dict(_LABEL.findall(labels))
 
@@ -127,7 +128,7 @@ class MetricsProgress(Strict):
 
 
 class ProgressSpec(Strict):
-    """Where the progress of a program is read: set exactly one of `log` and `metrics`.
+    """The source of a program's progress: set exactly one of `log` and `metrics`.
 
     The values `step` and `epoch` are what is done, `steps` and `epochs` what there is to do; `fraction` (0 to 1) or
     `percent` say how much is done in all. Every other value is a figure of the job's status.

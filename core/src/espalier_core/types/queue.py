@@ -1,4 +1,4 @@
-"""The queue: a `Queue` as platform teams write it. It limits what jobs that name it in `spec.queue` hold together."""
+"""The queue: a `Queue` as platform teams write it. It limits the GPUs of the jobs that name it in `spec.queue`."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ _MOST: Final = 1_000_000
 
 
 class QuotaSpec(Strict):
-    """Base GPUs of one type. Extra GPUs are not counted: they are lent from what is spare."""
+    """Base GPUs of one type. Extra GPUs are not counted: they are lent from spare ones."""
 
     gpu_type: str | None = Field(default=None, min_length=1, max_length=63)
-    """Type of GPU, the value of the node label that distinguishes types. Absent: all types together that no other quota
-    of the queue names."""
+    """Type of GPU, the value of the node label that distinguishes types. Absent: all types without a quota,
+    together."""
     nominal: int = Field(ge=0, le=_MOST)
     """GPUs that the queue's jobs may hold in any case."""
     borrowing_limit: int | None = Field(default=None, ge=0, le=_MOST)
-    """GPUs that they may hold in addition while other queues of the cohort do not use theirs. Default: no limit."""
+    """GPUs that they may hold in addition while other queues of the cohort do not use their own. Default: no limit."""
 
 
 class QueueSpec(Strict):
     """`spec` of a `Queue`."""
 
     cohort: Name | None = None
-    """Queues of one cohort borrow what others of it do not use. Absent: the queue borrows and lends nothing."""
+    """Queues of one cohort borrow GPUs that the others do not use. Absent: the queue borrows and lends nothing."""
     namespaces: tuple[Annotated[str, Field(pattern=DNS_LABEL, max_length=63)], ...] = Field(default=(), max_length=1000)
     """Namespaces whose jobs may use the queue. Absent: all."""
     max_priority: int | None = Field(default=None, ge=-2_147_483_648, le=1_000_000_000)
     """Jobs of a higher priority are not admitted. Absent: no limit."""
     weight: int = Field(default=1, ge=1, le=1000)
-    """Of waiting jobs of the same priority, those go first whose queue held the fewest base GPUs lately, over this."""
+    """Among waiting jobs of one priority, the queue with the fewest recent base GPUs per weight goes first."""
     quotas: tuple[QuotaSpec, ...] = Field(default=(), max_length=100)
-    """Absent: any number of GPUs of any type. Otherwise the queue has none of the types that no quota is for."""
+    """Absent: any number of GPUs of any type. Otherwise the queue has no GPUs of a type without a quota."""
 
     @field_validator("quotas")
     @classmethod
@@ -54,23 +54,23 @@ class QueueSpec(Strict):
     @field_validator("quotas")
     @classmethod
     def _limits_in_a_cohort(cls, value: tuple[QuotaSpec, ...], info: ValidationInfo) -> tuple[QuotaSpec, ...]:
-        # An invalid cohort is not in `info.data`, and has a problem of its own.
+        # An invalid cohort is not in `info.data`, and is reported by itself.
         if info.data.get("cohort", "") is None and any(quota.borrowing_limit is not None for quota in value):
             raise ValueError(LIMIT_WITHOUT_COHORT)
         return value
 
 
 class QuotaUsage(Record):
-    """What the queue's jobs hold of one quota."""
+    """Use of one quota by the queue's jobs."""
 
     gpu_type: str | None = None
-    """The type of the quota; absent for the one of all other types together."""
+    """The type of the quota; absent for the quota of all other types together."""
     nominal: int = 0
     """Its nominal GPUs."""
     used: int = 0
-    """Base GPUs that jobs hold."""
+    """Base GPUs held by jobs."""
     borrowed: int = 0
-    """The part of them beyond the nominal ones."""
+    """The part of `used` beyond `nominal`."""
 
 
 class QueueConditionType(StrEnum):
@@ -81,7 +81,7 @@ class QueueConditionType(StrEnum):
 
 
 class QueueReason(StrEnum):
-    """Why a condition of a queue is what it is."""
+    """The cause of a queue's condition."""
 
     READY = "Ready"
     INVALID_SPEC = "InvalidSpec"
@@ -109,13 +109,13 @@ class QueueStatus(Record):
     admitted_jobs: int = 0
     """Jobs that hold base GPUs."""
     pending_jobs: int = 0
-    """Jobs that wait; not those that are suspended."""
+    """Jobs that wait; suspended ones are not counted."""
     used_gpus: int = 0
-    """Base GPUs that jobs hold, of all types."""
+    """Base GPUs held by jobs, of all types."""
     borrowed_gpus: int = 0
-    """The part of them beyond the nominal quotas."""
+    """The part of `usedGpus` beyond the nominal quotas."""
     usage: tuple[QuotaUsage, ...] = Field(default=(), max_length=100)
-    """By quota."""
+    """Use of each quota."""
     conditions: tuple[QueueCondition, ...] = Field(default=(), max_length=8)
     """`Active`: jobs of the queue are admitted. `Exhausted`: a job waits for a quota of it."""
 
@@ -128,7 +128,7 @@ class QueueMeta(Strict):
 
 
 class Queue(Strict):
-    """One queue; it is in no namespace."""
+    """One queue; it belongs to no namespace."""
 
     api_version: Literal["espalier.dev/v1alpha1"]
     kind: Literal["Queue"]

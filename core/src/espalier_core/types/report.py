@@ -17,7 +17,7 @@ WORKERS_METRIC: Final = "workers"
 BATCH_METRIC: Final = "batch_size"
 """Name of the figure for the examples of a step, of a job with `batch: Goodput`."""
 RATE_FACTOR_METRIC: Final = "learning_rate_factor"
-"""Name of the figure by which its learning rate is multiplied."""
+"""Name of the figure for the factor on the learning rate of a job with `batch: Goodput`."""
 MAX_REPORT_BYTES: Final = 128 * 1024
 """Maximum size of the report of a job on a cluster; a trainer sends less, and the operator reads no larger one.
 
@@ -45,7 +45,7 @@ class Metric(Record):
 
 
 class TrainerPhase(StrEnum):
-    """What the leader is doing."""
+    """The current activity of the leader."""
 
     STARTING = "Starting"
     TRAINING = "Training"
@@ -71,13 +71,13 @@ class AdaptationResult(StrEnum):
     KEPT = "Kept"
     """GPUs were taken back, and the grown model stays."""
     REWRITTEN = "Rewritten"
-    """From here on, steps are computed in another way, which is faster and gives the same."""
+    """From here on, steps are computed in another way, which is faster and gives the same results."""
     REVERTED = "Reverted"
-    """Steps are computed as the model's code says (again): another way was not found, not faster, or it failed."""
+    """Steps are computed as the model's code says (again): no other way was found, or it was not faster or failed."""
 
 
 class AdaptationSource(StrEnum):
-    """Who decided."""
+    """The origin of a decision."""
 
     AGENT = "agent"
     FALLBACK = "fallback"
@@ -91,16 +91,16 @@ class Slice(Record):
     """The end of a slice of a trial."""
 
     share: float = Field(ge=0, le=1)
-    """Which part of the budget that was left the arm has trained for by then."""
+    """Share of the remaining budget for which the arm has trained by then."""
     loss: float
     """Mean loss on the validation split."""
 
 
 class Arm(Record):
-    """What came of one action that was tried on an extra worker before the decision."""
+    """The result of one action that was tried on an extra worker before the decision."""
 
     action: str
-    """As in the adaptation; `Nothing` for the model as it is."""
+    """The action, as in the adaptation; `Nothing` for the unchanged model."""
     loss: float | None = None
     """Mean cross entropy on the validation split at the end of the trial; None if it was not finished."""
     steps: int = Field(default=0, ge=0)
@@ -108,11 +108,11 @@ class Arm(Record):
     seconds: float = Field(default=0.0, ge=0)
     """Wall time of the trial, its evaluation included."""
     annealed: bool = False
-    """Whether its learning rate fell to 0 within the trial. That of an arm of a race continues as the job would."""
+    """Whether its learning rate fell to 0 within the trial. The rate of an arm of a race continues like the job's."""
     slices: tuple[Slice, ...] = ()
-    """What it had come to at the ends of its slices, the last one where `loss` is."""
+    """Validation losses at the ends of its slices; the last slice ends at `loss`."""
     message: str = ""
-    """Why it was not finished, or ended early."""
+    """The reason why it was not finished, or ended early."""
 
 
 class Adaptation(Record):
@@ -133,13 +133,13 @@ class Adaptation(Record):
     back; `Rewrite(<number of rules>)` and `ChannelsLast` for another computation of the same steps."""
     source: AdaptationSource
     policy: str = ""
-    """`name@version` of the policy, or the fallback's name."""
+    """`name@version` of the policy, or the name of the fallback."""
     probabilities: dict[str, float] = Field(default_factory=dict)
     """The policy's probability of each action, by the action's text; empty for a fallback."""
     result: AdaptationResult
     reason: Reason | None = None
-    """If a fallback decided, why the agent did not (`AgentUnavailable`, `IllegalAdvice`); after a reclaim, why which
-    model was kept."""
+    """If a fallback decided, the reason why the agent did not (`AgentUnavailable`, `IllegalAdvice`); after a reclaim,
+    the reason for keeping this model."""
     message: str = ""
     """Description of what failed or was left out."""
     depth_before: int
@@ -155,23 +155,23 @@ class Adaptation(Record):
     width_after: int | None = None
     """Channels of the widened group after."""
     loss_before: float | None = None
-    """Loss on one batch of the validation split before; only if the growth is not exact (`insertion: Scaled`). In a
-    loop of the user's: of the step before."""
+    """Loss on one batch of the validation split before; only if the growth is not exact (`insertion: Scaled`). In the
+    user's own loop: the loss of the step before."""
     loss_after: float | None = None
-    """Loss on the same batch directly after the growth: how far it jumps. In a loop of the user's: of the first step
-    after."""
+    """Loss on the same batch directly after the growth, which shows the jump. In the user's own loop: the loss of the
+    first step after."""
     accuracy_before: float | None = None
-    """Of a classification: validation accuracy at the last evaluation before it."""
+    """For classification: validation accuracy at the last evaluation before it."""
     accuracy_after: float | None = None
-    """Of a classification: validation accuracy at the end of the epoch after it."""
+    """For classification: validation accuracy at the end of the epoch after it."""
     score_before: Score | None = None
-    """Of another task: the score on the validation split at the last evaluation before it."""
+    """For another task: the score on the validation split at the last evaluation before it."""
     score_after: Score | None = None
-    """Of another task: that score at the end of the epoch after it."""
+    """For another task: that score at the end of the epoch after it."""
     arms: tuple[Arm, ...] = ()
-    """What was tried on extra workers before it (`adaptation.trials`)."""
+    """The actions that were tried on extra workers before it (`adaptation.trials`)."""
     seconds: float = Field(ge=0)
-    """Duration of consultation and growth together, wall time; for another computation, that of search and checks."""
+    """Duration of consultation and growth together, wall time; for another computation, of search and checks."""
     step_seconds_before: float | None = None
     """For another computation: forward and backward pass of a step before, the median of the measured pairs."""
     step_seconds_after: float | None = None
@@ -183,8 +183,8 @@ class Adaptation(Record):
 
     @property
     def decider(self) -> str:
-        """Who decided, in words: `name@version` of a policy, or which fallback. The name of the one that does nothing
-        is `None`, which reads as nobody when it stands alone.
+        """The decider in words: `name@version` of a policy, or the fallback with its name. The name of the fallback
+        that does nothing is `None`, which alone reads as nobody.
         """
         if self.source is AdaptationSource.FALLBACK:
             return f"the fallback {self.policy}".rstrip()
@@ -192,7 +192,9 @@ class Adaptation(Record):
 
     @property
     def advice_problem(self) -> Reason | None:
-        """Why a fallback decided in the agent's place; None where none did. Other decisions have reasons, too."""
+        """The reason why a fallback decided in the agent's place; None where none did, though other decisions have
+        reasons.
+        """
         return self.reason if self.source is AdaptationSource.FALLBACK else None
 
     @property
@@ -207,21 +209,21 @@ class Adaptation(Record):
 
     @property
     def gained(self) -> float | None:
-        """By how much the score after it is better; None where one is not known."""
+        """Gain of the score after it over the score before it; None where one is not known."""
         if self.before is None or self.after is None:
             return None
         return self.after.ahead_of(self.before)
 
     @property
     def timed(self) -> str:
-        """What another computation of steps takes, for people; '' where none was timed."""
+        """Durations of a step before and after another computation, as text; '' where none was timed."""
         if self.step_seconds_before is None or self.step_seconds_after is None:
             return ""
         error = "" if self.largest_error is None else f", relative error {self.largest_error:.1e}"
         return f"a step {1000 * self.step_seconds_before:.3g} -> {1000 * self.step_seconds_after:.3g} ms{error}"
 
     def followed_by(self, score: Score | None) -> Adaptation:
-        """Return it with the score of the evaluation after it, which it had to wait for."""
+        """Return the adaptation with the score of the first evaluation after it."""
         return self.model_copy(update={"accuracy_after": accuracy_of(score), "score_after": other_than_accuracy(score)})
 
 
@@ -232,7 +234,7 @@ class Report(Record):
     incarnation: str
     """A new value for every start of the process, which distinguishes a restarted leader from a slow one."""
     attempt: int | None = Field(default=None, ge=0)
-    """How often the leader was replaced before; None if the leader does not know."""
+    """Number of times that the leader was replaced before; None if the leader does not know."""
     acknowledged_generation: int = Field(default=0, ge=0)
     phase: TrainerPhase = TrainerPhase.STARTING
     reason: Reason | None = None
@@ -247,7 +249,7 @@ class Report(Record):
     depth: int = Field(default=0, ge=0)
     parameters: int = Field(default=0, ge=0)
     cannot_grow: str = ""
-    """Why the model cannot grow, or not by all operations that the job allows; empty if it can."""
+    """The reason why the model cannot grow, or not by all operations that the job allows; empty if it can."""
     consultations: int = Field(default=0, ge=0)
     adaptations: tuple[Adaptation, ...] = ()
     """All adaptations; the status keeps the last 20."""

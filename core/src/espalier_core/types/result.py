@@ -31,13 +31,13 @@ from espalier_core.types.task import Score, accuracy_score
 
 
 class AllocationRecord(Record):
-    """One allocation, when it was made and how soon it was acknowledged."""
+    """One allocation, its time, and the delay of its acknowledgement."""
 
     time: AwareDatetime
     used_seconds: float
     allocation: Allocation
     acknowledged_after_seconds: float | None = None
-    """Wall time; absent when it never was."""
+    """Wall time; absent if it was never acknowledged."""
 
 
 class RunResult(Record):
@@ -46,27 +46,27 @@ class RunResult(Record):
     job: str
     seed: int
     phase: str
-    """`Complete`, `Failed` or `Stopped` (to be resumed); before the end, the job's phase at the moment."""
+    """`Complete`, `Failed` or `Stopped` (can be resumed); before the end, the job's current phase."""
     reason: str
     message: str = ""
     log: str = ""
-    """Path of what its trainers have printed."""
+    """Path of the output of its trainers."""
     command: str = ""
-    """The command that ran it."""
+    """The command that started the run."""
     dataset: str = ""
-    """The job's data set with its options; empty for a program of the user's, which loads its own."""
+    """The job's data set with its options; empty for a program of the user's own, which loads its own data."""
     time_budget_seconds: float
     used_seconds: float
     gpu_seconds_used: float = 0.0
     test_accuracy: float | None = None
-    """Of a classification."""
+    """Test accuracy of a classification; None for another task."""
     test_score: Score | None = None
-    """Of another task."""
+    """Test score of another task; None for a classification."""
     test_loss: float | None = None
     validation_accuracy: float | None = None
-    """Of a classification, at the last evaluation."""
+    """Accuracy of a classification at the last evaluation; None for another task."""
     validation_score: Score | None = None
-    """Of another task."""
+    """Score of another task at the last evaluation; None for a classification."""
     epochs: int = 0
     steps: int = 0
     depth_before: int = 0
@@ -76,11 +76,11 @@ class RunResult(Record):
     allocations: tuple[AllocationRecord, ...] = ()
     adaptations: tuple[Adaptation, ...] = ()
     done: float | None = None
-    """Of a program that says it: the part of its work that is done, 0 to 1."""
+    """Part of a program's work that is done, 0 to 1; None if the program does not report it."""
     metrics: tuple[Metric, ...] = ()
-    """Of a program: the last figures that were read."""
+    """The last figures that were read from a program."""
     cannot_grow: str = ""
-    """Why the model could not grow; empty if it could, or if the job did not ask for it."""
+    """The reason why the model could not grow; empty if it could, or if the job did not ask for it."""
     max_step_gap_seconds: float = Field(default=0.0, ge=0)
     """The longest time between two optimizer steps, growth and evaluation included, wall time."""
 
@@ -91,16 +91,16 @@ class RunResult(Record):
 
 
 def read_result(path: Path) -> RunResult:
-    """Read `result.json`; `DocumentError` where it is damaged, with what to do, `FileNotFoundError` without one."""
+    """Read `result.json`; raise `DocumentError` with a remedy if damaged, `FileNotFoundError` if missing."""
     try:
         return RunResult.model_validate_json(read_bounded(path))
     except ValidationError as error:
         remedy = "the same `espalier run` writes it again"
-        raise DocumentError(f"{path}: is no result of a run ({first_fault(error)}); {remedy}") from error
+        raise DocumentError(f"{path}: is not the result of a run ({first_fault(error)}); {remedy}") from error
 
 
 def read_history(path: Path) -> tuple[AnyEvent, ...]:
-    """Read `history.jsonl`; a last line cut short by a kill is left out, any other damage is a `DocumentError`."""
+    """Read `history.jsonl`; a last line cut short by a kill is skipped, any other damage is a `DocumentError`."""
     events: list[AnyEvent] = []
     lines = json_lines(path.read_text(encoding="utf-8", errors="replace"))
     for number, line in enumerate(lines, start=1):
@@ -129,7 +129,7 @@ def summarize(
     used_seconds: float,
     gpu_seconds_used: float,
 ) -> RunResult:
-    """Return the result of `events` (of one job, in order)."""
+    """Return the result of `events` (the events of one job, in order)."""
     started = [event for event in events if isinstance(event, TrainerStarted)]
     finished = [event for event in events if isinstance(event, TrainerFinished)]
     epochs = [event for event in events if isinstance(event, EpochFinished)]
@@ -172,7 +172,7 @@ def summarize(
 
 
 def so_far(job: AdaptiveTrainingJob, events: Sequence[AnyEvent], *, runs: bool, log: str) -> RunResult:
-    """Return the result of a run that has not written it: one that `runs` still, or was killed.
+    """Return the result of a run that has not written one: it still `runs`, or was killed.
 
     Its GPU-seconds are not known before it has ended.
     """
@@ -193,7 +193,7 @@ def so_far(job: AdaptiveTrainingJob, events: Sequence[AnyEvent], *, runs: bool, 
 
 
 def dataset_of(job: AdaptiveTrainingJob) -> str:
-    """Return the job's data set with its options; '' for a command of the user's, which loads its own."""
+    """Return the job's data set with its options; '' for a command of the user's own, which loads its own data."""
     if job.spec.has_own_command:
         return ""
     dataset = job.spec.training.dataset
@@ -203,7 +203,7 @@ def dataset_of(job: AdaptiveTrainingJob) -> str:
 
 
 def _adaptations(events: Sequence[AnyEvent]) -> tuple[Adaptation, ...]:
-    """Return the adaptations; the score after each is that of the next evaluation, which comes an epoch later."""
+    """Return the adaptations; the score after each comes from the next evaluation, an epoch later."""
     adaptations: list[Adaptation] = []
     for event in events:
         if isinstance(event, AdaptationFinished):

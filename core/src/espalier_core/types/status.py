@@ -1,4 +1,4 @@
-"""The status of a job: one writer, the operator."""
+"""The status of a job, written by the operator alone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Adaptation, Metric
 
 MAX_ADAPTATIONS_KEPT = 20
-"""How many of the newest entries `status.adaptations` keeps."""
+"""Maximum number of entries of `status.adaptations`; the newest are kept."""
 MAX_AVOIDED_NODES = 16
-"""How many of the newest entries `status.scheduling.avoidedNodes` keeps."""
+"""Maximum number of entries of `status.scheduling.avoidedNodes`; the newest are kept."""
 MAX_POLICY = 512
 """Maximum length of a scheduling policy with its settings, in characters."""
 _FOR_PEOPLE: Final = ("phase", "conditions", "adaptations")
-"""Fields of a status that are for people; conditions also state how a job has ended."""
+"""Fields of a status for people; conditions also state how a job has ended."""
 
 
 class ConditionType(StrEnum):
@@ -38,7 +38,7 @@ class ConditionType(StrEnum):
 
 
 class ConditionStatus(StrEnum):
-    """As metav1."""
+    """The values of `status` of a metav1 condition."""
 
     TRUE = "True"
     FALSE = "False"
@@ -60,7 +60,7 @@ class Condition(Record):
 
 
 class JobPhase(StrEnum):
-    """A summary for people."""
+    """A summary of the job's state for people."""
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -83,7 +83,7 @@ class TimeBudgetStatus(Record):
 
 
 class TrainingStatus(Record):
-    """The last report of the leader, or what was read of a program."""
+    """The last report of the leader, or the progress read from a program."""
 
     epoch: int = 0
     """Epochs completed."""
@@ -92,7 +92,7 @@ class TrainingStatus(Record):
     progress_percentage: int = Field(default=0, ge=0, le=100)
     """Time budget used, in percent."""
     done_percentage: int | None = Field(default=None, ge=0, le=100)
-    """Of a program that says it: the part of its work that is done, in percent."""
+    """The part of a program's work that is done, in percent; absent if the program does not report it."""
     metrics: tuple[Metric, ...] = ()
     """The latest figures, by name."""
     depth: int = 0
@@ -127,17 +127,17 @@ class AvoidedNode(Record):
     node: str
     """Name of the node."""
     last_time: AwareDatetime
-    """When it last did."""
+    """The last time that it refused, failed or ended a worker."""
     times: int = Field(default=1, ge=1)
-    """How often in a row."""
+    """Number of such times in a row."""
     message: str = ""
     """The last cause: the kubelet's message, or how the worker ended."""
     refused: bool = False
-    """Whether the kubelet said so; otherwise the worker failed as it started."""
+    """Whether the kubelet refused the worker; otherwise the worker failed as it started."""
     elsewhere: bool = False
     """Whether the job has trained on another node since."""
     loan: int = Field(default=0, ge=0)
-    """The newest loan of extra workers that it failed; see `extraGeneration`."""
+    """The newest loan of extra workers on which it failed; see `extraGeneration`."""
 
 
 class SchedulingStatus(Record):
@@ -148,7 +148,7 @@ class SchedulingStatus(Record):
     """
 
     admitted_at: AwareDatetime | None = None
-    """When the base GPUs were granted; unset while the job waits."""
+    """When the base GPUs were granted; absent while the job waits."""
     gpu_type: str | None = None
     """The type of GPU that the job was admitted on."""
     extra: int = Field(default=0, ge=0)
@@ -161,13 +161,13 @@ class SchedulingStatus(Record):
     changed_at: AwareDatetime | None = None
     """When the number of extra GPUs last changed, up or down."""
     promised_until: AwareDatetime | None = None
-    """Until then the job counts as holding all its extra workers, even if fewer are observed."""
+    """Time until which the job counts as holding all its extra workers, even if fewer are observed."""
     stopping: StandingStop | None = None
     counted_until: AwareDatetime | None = None
     """The time up to which the budgets are counted."""
     budget_end_seconds: float | None = Field(default=None, ge=0)
-    """The used seconds at which the time budget ends: timeBudgetSeconds, or what was used when that was lowered to
-    less, or when it was found to be used up."""
+    """The used seconds at which the time budget ends: timeBudgetSeconds, or the seconds already used when it was
+    lowered below them or found to be used up."""
     trained: bool = False
     """Whether the job has trained since it was admitted."""
     gated: int = Field(default=0, ge=0)
@@ -177,26 +177,26 @@ class SchedulingStatus(Record):
     last_failure: str = ""
     """Description of the last failure."""
     attempts: tuple[int, ...] = ()
-    """For each base worker, how often its pod was replaced; part of the name of the pod."""
+    """Number of times that the pod of each base worker was replaced; part of the name of the pod."""
     pod_uids: tuple[str, ...] = ()
-    """For each base worker, the UID of the pod last seen at this attempt; empty if there was none yet."""
+    """UID of the pod of each base worker that was last seen at this attempt; empty if there was none yet."""
     completed_workers: tuple[int, ...] = ()
     """Indexes of base workers that ended with exit code 0 before the leader: they need no GPUs, and are not started
     again."""
     down_since: AwareDatetime | None = None
-    """Since when no leader runs, though the job has trained; unset while one does."""
+    """Time since which no leader runs, though the job has trained; absent while one runs."""
     not_before: AwareDatetime | None = None
-    """A failed leader is not restarted before this time."""
+    """Time before which a failed leader is not restarted."""
     unplaced: int = Field(default=0, ge=0)
-    """How often in a row kube-scheduler found no node for the workers that the job was granted GPUs for."""
+    """Number of times in a row that kube-scheduler found no node for the workers that the job was granted GPUs for."""
     hold_until: AwareDatetime | None = None
-    """After that, the job is granted no more GPUs before this time."""
+    """Time before which the job is granted no more GPUs, after such a failure."""
     extra_losses: int = Field(default=0, ge=0)
-    """How often in a row lent extra workers ended by themselves or were ended from outside."""
+    """Number of times in a row that lent extra workers ended by themselves or were ended from outside."""
     lend_after: AwareDatetime | None = None
-    """After that, no extra GPUs are lent to the job before this time."""
+    """Time before which no extra GPUs are lent to the job, after such a loss."""
     avoided_nodes: tuple[AvoidedNode, ...] = Field(default=(), max_length=MAX_AVOIDED_NODES)
-    """The nodes that last refused, failed or ended workers of the job."""
+    """The nodes that most recently refused, failed or ended workers of the job."""
 
 
 class JobStatus(Record):
@@ -217,13 +217,13 @@ class JobStatus(Record):
     adaptations: tuple[Adaptation, ...] = Field(default=(), max_length=MAX_ADAPTATIONS_KEPT)
     """The newest consultations of the agent, with their results."""
     measurements: Measurements = Measurements()
-    """What the job's trainers measured of it, over all attempts."""
+    """Measurements of the job by its trainers, over all attempts."""
     adaptation_count: int = Field(default=0, ge=0)
-    """How often the model has grown."""
+    """Number of times that the model has grown."""
     restarts: int = Field(default=0, ge=0)
-    """How often the leader was restarted, for any reason."""
+    """Number of times that the leader was restarted, for any reason."""
     preemptions: int = Field(default=0, ge=0)
-    """How often GPUs were taken by force, or the leader was ended from outside."""
+    """Number of times that GPUs were taken by force, or the leader was ended from outside."""
     last_checkpoint_time: AwareDatetime | None = None
     """When the leader last wrote a checkpoint."""
     replicas: int = Field(default=0, ge=0)
@@ -240,7 +240,7 @@ class JobStatus(Record):
 
     @property
     def outcome(self) -> Condition | None:
-        """The condition of the job's end, None before it."""
+        """The condition of the job's end; None before it."""
         ends = (ConditionType.COMPLETE, ConditionType.FAILED)
         return next(
             (each for each in self.conditions if each.type in ends and each.status is ConditionStatus.TRUE), None
@@ -248,9 +248,9 @@ class JobStatus(Record):
 
 
 def parse_status(raw: Mapping[str, Any]) -> JobStatus | None:
-    """Return the status of an object of the API server, None where it has none; `ValueError` where it is damaged.
+    """Return the status of an object of the API server, None if it has none; raise `ValueError` if it is damaged.
 
-    A newer operator may have written it. What is for people is left out where it has an unknown value of an enum.
+    A newer operator may have written it. A field for people with an unknown value of an enum is left out.
     """
     status = raw.get("status")
     if not status:
@@ -268,7 +268,7 @@ def parse_status(raw: Mapping[str, Any]) -> JobStatus | None:
 
 
 def _unknown_for_people(error: ValidationError) -> set[tuple[int | str, ...]]:
-    """Return which fields and entries of lists that are for people have an unknown value of an enum."""
+    """Return the fields and entries of lists for people that have an unknown value of an enum."""
     places = (details["loc"] for details in error.errors() if details["type"] == "enum")
     return {place[:2] for place in places if place[0] in _FOR_PEOPLE}
 

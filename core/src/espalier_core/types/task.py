@@ -1,7 +1,7 @@
 """The task of a job, and the measure by which its model is judged.
 
-Accuracy is better when it is higher, bits per character when they are lower. Whoever compares two values of a measure
-does it here: `Score.ahead_of` is positive where it is better, whatever the measure.
+Accuracy is better when it is higher, bits per character when they are lower. Compare two values of a measure with
+`Score.ahead_of`, which is positive where the first is better, whatever the measure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from espalier_core.base import Record
 
 
 class Task(StrEnum):
-    """What the model learns; decides on its loss and on the measure by which it is judged."""
+    """The learning task; it determines the loss and the measure by which the model is judged."""
 
     CLASSIFICATION = "Classification"
     """One of several classes. Loss: cross entropy. Measure: accuracy."""
@@ -31,15 +31,15 @@ class Task(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number by which models of a task are compared."""
+    """A quantity by which models of a task are compared."""
 
     name: str
-    """As in the names of figures: `validation_<name>`."""
+    """Name of the measure in the names of figures: `validation_<name>`."""
     title: str
-    """As people call it."""
+    """Name of the measure for people."""
     higher_is_better: bool = True
     digits: int = 4
-    """Decimals in which it is shown."""
+    """Number of decimals shown."""
 
 
 ACCURACY: Final = Measure("accuracy", "accuracy")
@@ -54,7 +54,7 @@ MEASURE_OF: Final[Mapping[Task, Measure]] = {
 
 
 class Score(Record):
-    """How good a model is, by a measure."""
+    """The quality of a model by a measure."""
 
     measure: str
     """`accuracy`, `r2` or `bits_per_character`."""
@@ -63,13 +63,13 @@ class Score(Record):
 
     @property
     def by(self) -> Measure:
-        """The measure; one of a newer version is taken for one that is better when it is higher."""
+        """The measure; one of a newer version is assumed to be better when it is higher."""
         return MEASURES.get(self.measure) or Measure(self.measure, self.measure.replace("_", " "))
 
     def ahead_of(self, other: Score) -> float:
-        """Return by how much it is better than `other`, negative where it is worse.
+        """Return the lead over `other`, negative where `other` is better.
 
-        Raises `ValueError` for a score by another measure.
+        Raise `ValueError` for a score by another measure.
         """
         if self.measure != other.measure:
             raise ValueError(f"{self.measure} and {other.measure} cannot be compared; compare jobs of one task")
@@ -77,9 +77,9 @@ class Score(Record):
 
     @property
     def quality(self) -> float | None:
-        """The score between 0 and 1, higher is better, as agents learn from it; None where it is not in its range.
+        """The score between 0 and 1, higher is better, as agents learn from it; None where it is out of range.
 
-        The accuracy; R², 0 where the model is worse than the mean of the targets; of bits per character the
+        It is the accuracy; R², 0 where the model is worse than the mean of the targets; or, for bits per character, the
         (geometric) mean probability of the right character, 2^-bits.
         """
         if self.measure == BITS_PER_CHARACTER.name:
@@ -102,7 +102,7 @@ def accuracy_score(value: float | None) -> Score | None:
 
 
 def accuracy_of(score: Score | None) -> float | None:
-    """Return the value of a score that is an accuracy, None of any other."""
+    """Return the value of a score that is an accuracy, None for any other."""
     return score.value if score is not None and score.measure == ACCURACY.name else None
 
 
@@ -112,7 +112,7 @@ def other_than_accuracy(score: Score | None) -> Score | None:
 
 
 def score_in(figures: Mapping[str, float], split: str) -> Score | None:
-    """Return the score on a split (`validation`, `test`) among named figures, None where there is none."""
+    """Return the score on a split (`validation`, `test`) among named figures, None if there is none."""
     for name in MEASURES:
         value = figures.get(f"{split}_{name}")
         if value is not None and math.isfinite(value):

@@ -35,7 +35,7 @@ _ENTRYPOINT: Final = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
 
 
 class ElasticBatch(StrEnum):
-    """How the batch is divided when several workers train together."""
+    """Division of the batch when several workers train together."""
 
     KEEP_GLOBAL = "keepGlobal"
     """The batch is split among the workers; batch size and learning rate do not change."""
@@ -44,7 +44,7 @@ class ElasticBatch(StrEnum):
 
 
 class Precision(StrEnum):
-    """The numbers in which outputs and gradients are computed. Weights and the optimizer's state are float32."""
+    """Number format of outputs and gradients. Weights and the optimizer's state are float32."""
 
     FLOAT32 = "Float32"
     BFLOAT16 = "BFloat16"
@@ -53,17 +53,17 @@ class Precision(StrEnum):
 
 
 class BatchSizing(StrEnum):
-    """What decides on the batch size."""
+    """Rule for the batch size."""
 
     FIXED = "Fixed"
-    """It is always `batchSize`."""
+    """The batch size is always `batchSize`."""
     GOODPUT = "Goodput"
     """The trainer chooses the multiple of `batchSize` that makes the most progress per second, by measured speeds and
     gradient noise (Pollux, OSDI 2021). The learning rate follows it (AdaScale)."""
 
 
 class Stragglers(StrEnum):
-    """What happens to a worker that is much slower than the others."""
+    """Treatment of a worker that is much slower than the others."""
 
     REPORT = "Report"
     """The job's events report it; the others wait for it."""
@@ -131,8 +131,8 @@ class OptimizerSpec(Strict):
     """Gradients whose norm, over all parameters, is larger are scaled to it. If absent, they are not."""
     fused: bool = True
     """Update all parameters in one call, where torch can (Adam, AdamW and SGD; not with sparse gradients): the same
-    update, computed faster. Results differ from those of separate calls in the last digits. A job that resumes keeps
-    what its checkpoint says."""
+    update, computed faster. Results differ from those of separate calls in the last digits. A resumed job keeps its
+    checkpoint's setting."""
 
     @model_validator(mode="after")
     def _known_to_it(self) -> Self:
@@ -163,7 +163,7 @@ _TWO_RULES: Final = "cannot be scaleLinear with batch: Goodput, which chooses th
 
 
 class MemoryFormat(StrEnum):
-    """How kernels of convolutions lie in memory. Results are the same but for rounding."""
+    """Memory layout of the kernels of convolutions. Results are the same but for rounding."""
 
     CONTIGUOUS = "Contiguous"
     """Torch's default order (channels first)."""
@@ -176,14 +176,14 @@ class TrainingSpec(Strict):
     """Settings of the ready trainer; your own image may ignore them."""
 
     task: Task = Task.CLASSIFICATION
-    """What the model learns; must be that of the data set."""
+    """The learning task; must match the data set."""
     model: ModelSpec = ModelSpec(name="digits")
     dataset: DatasetSpec = DatasetSpec(name="digits")
     batch_size: int = Field(default=64, ge=1, le=1_000_000)
     """Samples per step, of all workers together; with `elasticBatch: scaleLinear`, of each worker."""
     batch: BatchSizing = BatchSizing.FIXED
     """Whether the trainer may choose a batch size up to `maxBatchSize`. `Goodput` cannot be combined with
-    `elasticBatch: scaleLinear`, because the chosen batch is that of all workers together."""
+    `elasticBatch: scaleLinear`, because the chosen size is for all workers together."""
     max_batch_size: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """The largest batch of all workers together. Required with `batch: Goodput`."""
     max_batch_size_per_worker: int | None = Field(default=None, ge=1, le=1_000_000)

@@ -1,1 +1,1 @@
-"""Files with jobs and queues: every problem with its position, and what is allowed."""
+"""Validation of files with jobs and queues: every problem with its position and the allowed values."""

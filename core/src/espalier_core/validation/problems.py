@@ -1,6 +1,4 @@
-"""Problems in a file with jobs and queues: their lines (the positions of pydantic's errors in the YAML document), the
-value, and what is allowed.
-"""
+"""Problems in a file with jobs and queues: their lines (from pydantic's positions), the value, and the allowed ones."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (list, "a list"),
 )
 Loc = tuple[str | int, ...]
-"""The way to a value: names of fields and places in lists."""
+"""The path to a value: names of fields and indices of lists."""
 
 
 def kind_of(value: object) -> str:
@@ -48,14 +46,14 @@ _WANTED = {
 
 
 def message_of(details: ErrorDetails, place: tuple[str | int, ...], model: type[BaseModel]) -> str:
-    """Return what is wrong at `place` of a `model`, and what is allowed."""
+    """Return the fault at `place` of a `model`, with the allowed values."""
     kind, given, context = details["type"], details["input"], details.get("ctx", {})
     shown = json.dumps(given, ensure_ascii=False) if not isinstance(given, dict | list) else kind_of(given)
     if len(shown) > 60:
         shown = shown[:57] + "..."
     match kind:
         case "missing":
-            return "is missing, and it is needed"
+            return "required field is missing"
         case "extra_forbidden":
             return _unknown(place, model)
         case "enum" | "literal_error":
@@ -114,7 +112,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a job file."""
+    """One fault of a job file."""
 
     file: str
     line: int
@@ -122,7 +120,7 @@ class Problem:
     field: str
     """Dotted path, empty for the file as a whole."""
     message: str
-    """What is wrong, and what is allowed."""
+    """The fault, with the allowed values."""
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
@@ -130,20 +128,20 @@ class Problem:
 
 
 def problems_of(error: ValidationError, document: CommentedMap, source: str, model: type[BaseModel]) -> list[Problem]:
-    """Return what `model` has found in a document of the file `source`."""
+    """Return the problems that `model` has found in a document of the file `source`."""
     found = ((_place(details["loc"]), details) for details in _most_specific(error.errors()))
     return [problem_at(place, document, source, message_of(details, place, model)) for place, details in found]
 
 
 def problem_at(place: Loc, document: CommentedMap, source: str, message: str) -> Problem:
-    """Return a problem of the value at `place`, which need not be there."""
+    """Return a problem of the value at `place`, which may be absent."""
     return Problem(source, _line(document, place), _dotted(place), message)
 
 
 def _most_specific(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
     """Drop the errors of a union's other branches: the first error at a position is enough.
 
-    pydantic counts only the valid items of a list; a list that is too short only because of that is long enough.
+    pydantic counts only the valid items of a list; a list that seems too short only because of that is long enough.
     """
     seen: set[Loc] = set()
     for details in errors:

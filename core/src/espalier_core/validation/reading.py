@@ -1,4 +1,4 @@
-"""Read files with jobs and queues, and report every problem: its position, what is wrong and what is allowed."""
+"""Reading of files with jobs and queues; every problem is reported with its position and the allowed values."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from espalier_core.types.queue import QUEUE_KIND, Queue
 from espalier_core.validation.problems import Problem, kind_of, problem_at, problems_of
 
 MAX_BYTES: Final = 3 * 1024 * 1024
-"""Of a job file: the most that an API server reads of a request. YAML of that size takes some ten seconds."""
+"""Maximum size of a job file, in bytes, as of a request to an API server. YAML of that size takes some ten seconds."""
 MAX_NODES = 100_000
-"""A job file with more values than this (YAML aliases multiply) is rejected unread."""
+"""Maximum number of values in a job file (YAML aliases multiply); a file with more is rejected unread."""
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class JobFileError(ValueError):
-    """A job file cannot be used; `problems` lists everything that is wrong, in the order of the file."""
+    """A job file cannot be used; `problems` lists all faults, in the order of the file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(sorted(problems, key=lambda problem: (problem.line, problem.field)))
@@ -49,7 +49,7 @@ def load_jobs(path: Path, resource: str | None = DEFAULT_GPU_RESOURCE) -> tuple[
 
     Queues are checked and left out.
 
-    `resource` is the name of the GPU resource; None leaves the templates' GPU limits unread. Raises `JobFileError` with
+    `resource` is the name of the GPU resource; None leaves the templates' GPU limits unread. Raise `JobFileError` with
     every problem of every job.
     """
     return parse_jobs(_text(path), str(path), resource)
@@ -64,7 +64,7 @@ def parse_jobs(text: str, source: str, resource: str | None = DEFAULT_GPU_RESOUR
 
 
 def check_file(path: Path) -> tuple[str, ...]:
-    """Return the names of all jobs and queues of a YAML or JSON file. Raises `JobFileError` as `load_jobs` does."""
+    """Return the names of all jobs and queues of a YAML or JSON file. Raise `JobFileError` as `load_jobs` does."""
     jobs, queues = _parse(_text(path), str(path), DEFAULT_GPU_RESOURCE)
     if not jobs and not queues:
         message = f"holds no {KIND} and no {QUEUE_KIND} (apiVersion {API_VERSION})"
@@ -73,7 +73,7 @@ def check_file(path: Path) -> tuple[str, ...]:
 
 
 def jobs_in(path: Path) -> tuple[AdaptiveTrainingJob, ...]:
-    """Return the jobs of a file, none for one that holds only queues. Raises `JobFileError` as `load_jobs` does."""
+    """Return the jobs of a file; none if it holds only queues. Raise `JobFileError` as `load_jobs` does."""
     return _parse(_text(path), str(path), DEFAULT_GPU_RESOURCE)[0]
 
 
@@ -120,9 +120,9 @@ def _parse(text: str, source: str, resource: str | None) -> tuple[tuple[Adaptive
 
 
 def with_spec(job: AdaptiveTrainingJob, **changes: Any) -> AdaptiveTrainingJob:
-    """Return the job with other values in `spec`, under their names in JSON; `ValidationError` where not allowed.
+    """Return the job with other values in `spec`, under their names in JSON; raise `ValidationError` if not allowed.
 
-    Maps are merged with what is there, and None leaves what is there.
+    Maps are merged with the existing ones, and None leaves the existing value.
     """
     whole = job.to_json()
     return AdaptiveTrainingJob.model_validate({**whole, "spec": _merged(whole["spec"], changes)})
@@ -181,7 +181,7 @@ def _check_queue(document: CommentedMap, source: str) -> tuple[list[Problem], Qu
 
 
 def _read(model: type[_Model], plain: Any) -> _Model:
-    """Return `plain` as a `model`; `ValidationError` where it is none.
+    """Return `plain` as a `model`; raise `ValidationError` if it is not one.
 
     Through JSON: strict mode then means the same as in Kubernetes (no "3" for 3, no true for 1), but accepts lists for
     tuples and strings for enums. Fields have their camelCase names only, as in Kubernetes.
@@ -241,4 +241,4 @@ def _plain(document: Any) -> Any:
     try:
         return walk(document, "")
     except RecursionError as error:
-        raise ValueError("holds itself, or values inside of values without end; no job needs that") from error
+        raise ValueError("refers to itself or is nested too deeply; write the values out") from error

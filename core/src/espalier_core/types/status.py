@@ -170,6 +170,8 @@ class SchedulingStatus(Record):
     lowered below them or found to be used up."""
     trained: bool = False
     """Whether the job has trained since it was admitted."""
+    start_seconds: float | None = Field(default=None, ge=0)
+    """Seconds that the job held its base GPUs, when it last started, until it trained."""
     gated: int = Field(default=0, ge=0)
     """Number of base workers whose pods have scheduling gates."""
     failures: int = Field(default=0, ge=0)

@@ -87,8 +87,11 @@ def look(state: JobState, seen: Observation, terms: JobTerms, now: float, timing
     was_incomplete, state = state.incomplete, replace(state, incomplete=_is_incomplete(state, seen, terms))
     state = _watch(state, seen, now, completes=was_incomplete and not state.incomplete)
     before, state = state, _with_budget(_count(state, seen, terms, now, timing), state, unwatched, terms)
+    was_away = before.counted_until is not None and now - before.counted_until > timing.gap
     if state.trained and not before.trained:
-        state = replace(state, unplaced=0, hold_until=None, unpinned=False)
+        took = None if state.admitted_at is None else max(0.0, now - state.admitted_at)
+        started = before.start_seconds if was_away else took
+        state = replace(state, unplaced=0, hold_until=None, unpinned=False, start_seconds=started)
     if seen.invalid and state.ended is None and not (state.trained or state.used_seconds):
         # A job that has trained never fails by this: it waits again, and whoever changed its pods may change them back.
         state = replace(state, ended=Ended(reason=Reason.INVALID_SPEC, failed=True, message=seen.invalid))
@@ -97,7 +100,6 @@ def look(state: JobState, seen: Observation, terms: JobTerms, now: float, timing
         admitted_at = state.admitted_at if seen.gated or state.trained else now
         state = replace(state, gated=seen.gated, admitted_at=admitted_at)
     refused_since = _since(state.refused_since, seen.refused, now)
-    was_away = before.counted_until is not None and now - before.counted_until > timing.gap
     down_since = _down_since(state, seen, now, was_away=was_away)
     if (refused_since, down_since) != (state.refused_since, state.down_since):
         state = replace(state, refused_since=refused_since, down_since=down_since)

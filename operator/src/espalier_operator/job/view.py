@@ -103,6 +103,7 @@ def facts_of(
         leader_running=seen.leader_runs,
         has_reported=seen.fresh and seen.phase is not TrainerPhase.STARTING,
         training=training,
+        saved_at=_saved_at(state, seen),
         evaluating=seen.phase in (TrainerPhase.EVALUATING, TrainerPhase.COMPLETED),
         trouble=None if trouble is None else trouble.reason,
         extra_trouble=None if extra_trouble is None else extra_trouble.reason,
@@ -121,6 +122,15 @@ def _acknowledged(seen: Observation, generation: int) -> int:
     if seen.program:
         return generation if seen.leader_runs else 0
     return 0 if seen.report is None else min(seen.report.acknowledged_generation, generation)
+
+
+def _saved_at(state: JobState, seen: Observation) -> float | None:
+    """Return `JobFacts.saved_at`; how old the last checkpoint was is told by the clock of the leader."""
+    report, admitted_at = seen.report, state.admitted_at
+    if admitted_at is None or report is None or report.last_checkpoint_time is None:
+        return admitted_at
+    age = (report.updated_time - report.last_checkpoint_time).total_seconds()
+    return max(admitted_at, seen.reported_at - max(0.0, age))
 
 
 def promise_of(key: str, state: JobState) -> Promise | None:

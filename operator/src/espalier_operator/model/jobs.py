@@ -191,6 +191,8 @@ class JobRecord:
     """Time of the last change of its extra GPUs, up or down."""
     trained: bool = False
     """Its leader has been past its start-up at some time since the admission."""
+    start_seconds: float | None = None
+    """Seconds that it held its base GPUs, in its last start, until it trained."""
     used_seconds: float = 0.0
     gpu_seconds_used: float = 0.0
     budget_end_seconds: float | None = None
@@ -242,6 +244,8 @@ class JobFacts(JobRecord):
     has_reported: bool = False
     training: bool = False
     """Its leader is past its start-up."""
+    saved_at: float | None = field(default=None, compare=False)
+    """Up to when its training is saved: its last checkpoint, or its admission if it has none since; None: not known."""
     evaluating: bool = False
     """Its leader has announced its last evaluation or reported the job complete."""
     trouble: Reason | None = None

@@ -183,7 +183,7 @@ class Admission:
         return reason
 
     def _borrowers(self, job: JobFacts, gpu_type: str, lacks: int) -> tuple[list[JobFacts], int]:
-        """Return running jobs that would give back `lacks` borrowed GPUs, the least important and youngest first.
+        """Return running jobs that would give back `lacks` borrowed GPUs, in the order of `preemptible`.
 
         And how many GPUs others would, which have not run for as long as their terms ask.
         """

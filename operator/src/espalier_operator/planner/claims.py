@@ -37,7 +37,8 @@ class Claims:
     def leave_departing_gpus(self) -> None:
         """Reclaim lent workers on nodes that have, or will have, fewer GPUs than are held there.
 
-        Where that is not enough on a node whose GPUs are announced to go, jobs that allow it are moved. They give back
+        Where that is not enough on a node whose GPUs are announced to go, jobs that allow it are moved: all, or as many
+        as hold the GPUs that go, in the order of `PlanningCycle.preemptible`. They give back
         what they are lent as they stop: a notice first would cost time that such a node does not have. GPUs that have
         just vanished without a sign may return, so they are not lost yet.
         """
@@ -49,12 +50,16 @@ class Claims:
                     self._record.wake(at + patience)
         for name, gpus in cycle.capacity.overdrawn():
             cycle.reclaims.leave_node(name, gpus - self._dips.get(name, 0), by=departures.get(name))
-        left = {name for name, _ in cycle.capacity.overdrawn() if name in departures}
-        if left:
-            bound = cycle.worker_index.bound
-            there = (job for job in cycle.preemptible() if left.intersection(bound[job.key].values()))
-            moves = [job for job in there if job.stopping is None and job.key not in self._record.touched]
-            cycle.stop(moves, Reason.NODE_DEPARTING)
+        left = {name: gpus for name, gpus in cycle.capacity.overdrawn() if name in departures}
+        moves = list[JobFacts]()
+        for job in cycle.preemptible() if left else ():
+            nodes = cycle.worker_index.bound[job.key].values()
+            is_there = any(left.get(node, 0) > 0 for node in nodes)
+            if is_there and job.stopping is None and job.key not in self._record.touched:
+                moves.append(job)
+                for held_on in nodes:
+                    left[held_on] = left.get(held_on, 0) - job.terms.gpus_per_worker
+        cycle.stop(moves, Reason.NODE_DEPARTING)
 
     def place(self) -> None:
         """Reclaim GPUs for workers that are already owed them: base workers of running jobs, pods of others.

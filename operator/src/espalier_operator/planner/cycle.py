@@ -22,6 +22,7 @@ from espalier_operator.policies import Policy
 from espalier_operator.policies.decisions import LendingOrder, decided
 from espalier_operator.policies.view import Decision
 from espalier_operator.reclaim.queue import ReclaimQueue
+from espalier_operator.reclaim.victims import lost_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +252,11 @@ class PlanningCycle:
                 yield ends_by(job, self.now, self.rules), self.places.base_holding(job)
 
     def preemptible(self) -> list[JobFacts]:
-        """Return the running jobs that allow to be preempted, the least important and youngest first."""
+        """Return the running jobs that allow to be preempted: the least important, of these who loses least, first."""
+        now = self.now
         return sorted(
             (job for job in self.running if job.terms.base_preemptible),
-            key=lambda job: (job.terms.priority, -(job.admitted_at or 0.0), job.key),
+            key=lambda job: (job.terms.priority, lost_seconds(job, now), -(job.admitted_at or 0.0), job.key),
         )
 
     def relied_on(self, jobs: Iterable[JobFacts]) -> set[str]:

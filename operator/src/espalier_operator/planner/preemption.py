@@ -1,8 +1,9 @@
 """Which running jobs stop for others, or change their type of GPU, where the policy preempts. Pure.
 
-Only a job that allows it yields, to one that the policy serves before it, and after `minRuntimeSeconds`. The last in
-the policy's order yields first, and as few as give the waiting job all its workers, or its quota. Nobody yields GPUs on
-which a reservation counts: an earlier job waits for them.
+Only a job that allows it yields, to one that the policy serves before it, and after `minRuntimeSeconds`. First yields
+who is to have no GPUs and loses least (`reclaim.victims`), then the last in the policy's order, and as few as give the
+waiting job all its workers, or its quota. Nobody yields GPUs on which a reservation counts: an earlier job waits for
+them.
 
 A job moves that is to have GPUs of another type and allows it, once all its workers fit there: on GPUs that are free,
 lent, given up by jobs that are to have none, or given up by others that move. So two jobs change places, and more do in
@@ -20,6 +21,7 @@ from espalier_operator.cluster.capacity import Supply
 from espalier_operator.cluster.node_index import NodePool
 from espalier_operator.model import JobFacts
 from espalier_operator.planner.cycle import PlanningCycle
+from espalier_operator.reclaim.victims import lost_seconds
 
 _Move = tuple[JobFacts, NodePool]
 """Who moves, and where it may run then."""
@@ -75,7 +77,7 @@ class Preemptor:
         return found if gpus <= 0 else None
 
     def _candidates(self, taker: JobFacts) -> list[JobFacts]:
-        """Return the jobs that yield to `taker`, the last of the policy's order first."""
+        """Return the jobs that yield to `taker`: of those to have none who loses least, then the last."""
         found = []
         for holder in reversed(self.running):
             if holder.key in self.exchanging and not self._order.is_earlier(taker, holder):
@@ -86,7 +88,13 @@ class Preemptor:
                 continue
             if self.may_yield(holder):
                 found.append(holder)
-        return found
+        # Each of the others, once stopped, takes the GPUs of those after it: two would stop instead of one.
+        idle = sorted((each for each in found if self._order.waits(each)), key=self.lost)
+        return [*idle, *(each for each in found if not self._order.waits(each))] if idle else found
+
+    def lost(self, holder: JobFacts) -> float:
+        """Return what `holder` loses if it stops."""
+        return lost_seconds(holder, self._cycle.now)
 
     def may_yield(self, holder: JobFacts) -> bool:
         """Return whether a job has run for as long as its terms ask."""
@@ -141,7 +149,7 @@ class GpuTypeMigrations:
         movers = self._fitting([each for each in movers if self._stands_apart(each[0], kept)], givers)
         if not movers:
             return []
-        for giver in [*reversed(givers)]:
+        for giver in sorted([*reversed(givers)], key=lambda each: -self._preemptor.lost(each)):
             fewer = [job for job in givers if job is not giver]
             if not self._stuck(movers, fewer):
                 givers = fewer

@@ -276,6 +276,11 @@ class LendingOrder:
         spares = (extra - target for extra in extras)
         return [(_SPARE, spare * gpus / divisor, lighter) if spare >= 0 else (_BELOW,) for spare in spares]
 
+    @staticmethod
+    def is_spare(level: Rank) -> bool:
+        """Return whether the workers of one of `levels` are beyond the shares of their jobs."""
+        return level[0] == _SPARE
+
     def last_first(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
         """Return `jobs` in the reverse of their order at one level; those without a share come as they are given."""
         return sorted(jobs, key=lambda job: self._standings[job.key].place, reverse=True)

@@ -13,9 +13,10 @@ from typing import NamedTuple
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.headroom import NOTHING, ResourceVector
 from espalier_operator.cluster.ledger import Transaction
-from espalier_operator.model import JobFacts, Worker
+from espalier_operator.model import JobFacts, Worker, WorkerRole
 from espalier_operator.model.actions import NoticeReclaim
 from espalier_operator.policies.decisions import LendingOrder, Rank
+from espalier_operator.reclaim.victims import lost_seconds
 
 
 class ExtraWorker(NamedTuple):
@@ -115,8 +116,11 @@ class ExtraWorkers:
         place = bisect_right(self._falling[key], -kept)
         return extra_workers[place] if place < len(extra_workers) else None
 
-    def lines(self, order: LendingOrder) -> dict[str, ReclaimOrder]:
-        """Return them by type of GPU in reverse order of lending rank, within a job from the highest index."""
+    def lines(self, order: LendingOrder, now: float) -> dict[str, ReclaimOrder]:
+        """Return them by type of GPU in reverse order of lending rank, within a job from the highest index.
+
+        Spare workers of one level are equals to the policy: those go first whose jobs lose least.
+        """
         holders: dict[str, list[JobFacts]] = defaultdict(list)
         for job in self._holders.values():
             holders[job.gpu_type or ""].append(job)
@@ -131,6 +135,9 @@ class ExtraWorkers:
                     strict=True,
                 ):
                     levels[level].append(extra_worker)
+            for level, equals in levels.items():
+                if order.is_spare(level):
+                    equals.sort(key=lambda each: lost_seconds(each.job, now, WorkerRole.EXTRA))
             return [extra_worker for level in sorted(levels, reverse=True) for extra_worker in levels[level]]
 
         return {gpu_type: ReclaimOrder(partial(in_order, jobs)) for gpu_type, jobs in holders.items()}

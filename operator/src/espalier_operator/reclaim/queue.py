@@ -50,12 +50,12 @@ class ReclaimQueue:
         self.surplus = 0
         """How often a reclaim gave more back than was needed."""
         self._extra_workers, self._order = ExtraWorkers(jobs, extras, leaving), order
-        self._reclaim_requests = ReclaimRequests(now, capacity.transaction)
+        self._now, self._reclaim_requests = now, ReclaimRequests(now, capacity.transaction)
 
     @cached_property
     def _lines(self) -> Mapping[str, ReclaimOrder]:
         """By type of GPU; made when first asked for, as more extra workers are known then."""
-        return self._extra_workers.lines(self._order)
+        return self._extra_workers.lines(self._order, self._now)
 
     def is_asked(self, job: str) -> bool:
         """Return whether `job` must give back workers in this tick."""

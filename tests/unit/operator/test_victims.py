@@ -1,0 +1,168 @@
+"""Whose GPUs are taken: of jobs that are equal to the policy, those that lose the least."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_core.types.reasons import Reason
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Worker, WorkerRole, WorkerState
+from espalier_operator.model.actions import NoticeReclaim, Stop
+from espalier_operator.model.queues import QueueLimits, Quota
+from espalier_operator.planner import plan
+from espalier_operator.policies import Policy
+from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.policies.view import Decision, Share, View
+from espalier_operator.reclaim.victims import lost_seconds
+
+NOW = 10_000.0
+TIMES = st.floats(0.0, NOW - 100.0)
+SECONDS = st.floats(0.0, 5_000.0)
+
+
+@st.composite
+def runs(draw: st.DrawFn, name: str, priorities: st.SearchStrategy[int] | None = None, extra: int = 0) -> JobFacts:
+    terms = JobTerms(
+        min_replicas=1,
+        max_replicas=1 + extra,
+        queue="borrows",
+        priority=0 if priorities is None else draw(priorities),
+        base_preemptible=True,
+        time_budget_seconds=1e6,
+    )
+    admitted_at = draw(TIMES)
+    return JobFacts(
+        key=f"team/{name}",
+        terms=terms,
+        submitted_at=0.0,
+        admitted_at=admitted_at,
+        gpu_type="a",
+        extra=extra,
+        trained=True,
+        training=True,
+        leader_running=True,
+        has_reported=True,
+        saved_at=draw(st.none() | st.floats(admitted_at, NOW)),
+        start_seconds=draw(st.none() | SECONDS),
+    )
+
+
+def snapshot(*jobs: JobFacts, gpus: int | None = None, queues: tuple[QueueLimits, ...] = ()) -> Snapshot:
+    roles = ((job, role, index) for job in jobs if job.admitted_at is not None for role, index in _workers(job))
+    workers = tuple(
+        Worker(
+            name=f"{job.key}-{role}-{index}",
+            job=job.key,
+            role=role,
+            index=index,
+            node="n",
+            gpus=1,
+            state=WorkerState.RUNNING,
+        )
+        for job, role, index in roles
+    )
+    node = Node(name="n", gpu_type="a", allocatable=len(workers) if gpus is None else gpus)
+    return Snapshot(taken_at=NOW, nodes=(node,), jobs=jobs, workers=workers, queues=queues)
+
+
+def _workers(job: JobFacts) -> list[tuple[WorkerRole, int]]:
+    return [(WorkerRole.BASE, 0), *((WorkerRole.EXTRA, index) for index in range(job.extra))]
+
+
+def waits(gpus: int, queue: str = "lends") -> JobFacts:
+    terms = JobTerms(min_replicas=gpus, max_replicas=gpus, queue=queue, time_budget_seconds=500.0)
+    return JobFacts(key="team/new", terms=terms, submitted_at=5.0)
+
+
+def stopped(seen: Snapshot, policy: Policy | None = None) -> set[str]:
+    return {action.job for action in plan(seen, policy or FairPolicy(), NOW).actions if isinstance(action, Stop)}
+
+
+@given(job=runs("a"), later=SECONDS, newer=st.floats(0.0, 100.0))
+def test_loss_grows_with_time_and_falls_with_a_checkpoint(job: JobFacts, later: float, newer: float) -> None:
+    assert lost_seconds(job, NOW) >= 0.0
+    assert lost_seconds(job, NOW + later) >= lost_seconds(job, NOW)
+    assert lost_seconds(job, NOW, WorkerRole.EXTRA) == (job.start_seconds or 0.0), "it leaves between two steps"
+    if job.saved_at is not None and job.saved_at > (job.admitted_at or 0.0):
+        saved = replace(job, saved_at=job.saved_at + newer)
+        assert lost_seconds(saved, NOW) <= lost_seconds(job, NOW)
+
+
+@given(jobs=st.tuples(*(runs(name, st.integers(0, 1)) for name in "abcd")), gpus=st.integers(1, 4))
+def test_borrowed_gpus_come_from_the_least_important_and_of_these_from_who_loses_least(
+    jobs: tuple[JobFacts, ...], gpus: int
+) -> None:
+    queues = (
+        QueueLimits(name="borrows", cohort="all", quotas=(Quota(nominal=0),)),
+        QueueLimits(name="lends", cohort="all", quotas=(Quota(nominal=4),)),
+    )
+    found = stopped(snapshot(*jobs, waits(gpus), queues=queues))
+    order = sorted(
+        jobs, key=lambda job: (job.terms.priority, lost_seconds(job, NOW), -(job.admitted_at or 0.0), job.key)
+    )
+    assert found == {job.key for job in order[:gpus]}
+    unknown = [replace(job, saved_at=None, start_seconds=None) for job in jobs]
+    youngest = sorted(unknown, key=lambda job: (job.terms.priority, -(job.admitted_at or 0.0), job.key))
+    seen = snapshot(*unknown, waits(gpus), queues=queues)
+    assert stopped(seen) == {job.key for job in youngest[:gpus]}, "as if nothing was known"
+
+
+class Idle:
+    """Serves the new job, then those named; the others are to have nothing."""
+
+    name, queue_order = "idle", "by decree"
+    elasticity = FairPolicy.elasticity
+
+    def __init__(self, *order: str) -> None:
+        self.order = order
+
+    def decide(self, view: View) -> Decision:
+        base = {job.key: job.min_workers for job in view.jobs}
+        shares = [Share(job=key, workers=base[key]) for key in ("team/new", *self.order)]
+        return Decision(shares=tuple(shares), preempts=True)
+
+
+@given(jobs=st.tuples(*(runs(name) for name in "abcd")), gpus=st.integers(1, 4), shares=st.integers(0, 4))
+def test_those_without_a_share_yield_by_what_they_lose_and_then_the_last_of_the_policys_order(
+    jobs: tuple[JobFacts, ...], gpus: int, shares: int
+) -> None:
+    """One with a share takes, once it is stopped, the GPUs of those after it: two would stop instead of one."""
+    served, idle = jobs[:shares], jobs[shares:]
+    found = stopped(snapshot(*jobs, waits(gpus)), Idle(*(job.key for job in served)))
+    order = [*sorted(idle, key=lambda job: lost_seconds(job, NOW)), *reversed(served)]
+    losses = sorted(lost_seconds(job, NOW) for job in order if job.key in found)
+    assert losses == sorted(lost_seconds(job, NOW) for job in order[:gpus]), "equal ones are as good"
+    assert {job.key for job in served} & found == {job.key for job in order[:gpus]} & {job.key for job in served}
+
+
+@given(jobs=st.tuples(*(runs(name, extra=1) for name in "abcd")), gpus=st.integers(1, 4))
+def test_of_equal_loans_those_go_back_that_take_least_to_start_again(jobs: tuple[JobFacts, ...], gpus: int) -> None:
+    planned = plan(snapshot(*jobs, waits(gpus)), FairPolicy(), NOW)
+    asked = {action.job for action in planned.actions if isinstance(action, NoticeReclaim)}
+    lost = {job.key: lost_seconds(job, NOW, WorkerRole.EXTRA) for job in jobs}
+    assert sorted(lost[key] for key in asked) == sorted(lost.values())[:gpus]
+
+
+def test_as_many_leave_a_node_that_loses_gpus_as_hold_these() -> None:
+    terms = JobTerms(min_replicas=1, max_replicas=1, base_preemptible=True, time_budget_seconds=1e6)
+    jobs = [
+        JobFacts(
+            key=f"team/{name}",
+            terms=terms,
+            submitted_at=0.0,
+            admitted_at=0.0,
+            gpu_type="a",
+            training=True,
+            leader_running=True,
+            saved_at=NOW - age,
+        )
+        for name, age in (("a", 900.0), ("b", 5.0), ("c", 60.0))
+    ]
+    seen = snapshot(*jobs)
+    (node,) = seen.nodes
+    leaving = replace(seen, nodes=(replace(node, departing=2),))
+    planned = plan(leaving, FairPolicy(), NOW)
+    reasons = {action.job: action.reason for action in planned.actions if isinstance(action, Stop)}
+    assert reasons == dict.fromkeys(("team/b", "team/c"), Reason.NODE_DEPARTING)

@@ -39,6 +39,8 @@ PAGE: Final = 200
 """Objects in one answer to a list. Nodes are 10 kB and more each: while an answer is read nothing else is done."""
 POD_LOGS: Final = "pods/log"
 """How requests for logs of pods are counted."""
+WEBHOOK_SECONDS: Final = 30.0
+"""How long the API server may wait for an admission webhook, before it says that it was that one."""
 CONNECTIONS: Final = 64
 """Requests at once."""
 
@@ -147,7 +149,7 @@ class KubeClient:
         resource = resource_of(manifest)
         namespace, name = manifest["metadata"].get("namespace"), manifest["metadata"]["name"]
         try:
-            made: Raw = await self._request(Call("create", resource, namespace, body=manifest))
+            made: Raw = await self._request(Call("create", resource, namespace, body=manifest), held=WEBHOOK_SECONDS)
             return made
         except ApiRefusalError as refusal:
             if not refusal.status.already_exists:
@@ -216,17 +218,20 @@ class KubeClient:
                 return None
             raise
 
-    async def _request(self, call: Call, read: Callable[[bytes], Any] = json.loads, *, tries: int | None = None) -> Any:
+    async def _request(
+        self, call: Call, read: Callable[[bytes], Any] = json.loads, *, tries: int | None = None, held: float = 0
+    ) -> Any:
+        deadline = self._retries.deadline + held
         tries = tries or self._retries.tries
         for tried in range(1, tries + 1):
             if call.method != "GET" and not self._may_write():
                 raise BackendError(f"{call}: not sent: this operator no longer holds the lease")
             begun, refusal, retry_after = asyncio.get_running_loop().time(), None, None
             try:
-                async with asyncio.timeout(self._retries.deadline):
+                async with asyncio.timeout(deadline):
                     code, headers, answer = await self._send(call)
             except TimeoutError:
-                code, trouble = 0, f"no answer in {self._retries.deadline:g} s"
+                code, trouble = 0, f"no answer in {deadline:g} s"
             except (aiohttp.ClientError, OSError) as error:
                 code, trouble = 0, f"{type(error).__name__}: {error}"
             else:

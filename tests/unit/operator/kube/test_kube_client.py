@@ -99,6 +99,13 @@ def test_what_passes_is_tried_again(passing: Any) -> None:
     assert client.requests["get", "pods", 200] == 1
 
 
+def test_a_webhook_may_hold_what_is_made_for_longer() -> None:
+    """The API server says which webhook did not answer, but only after the deadline."""
+    script = Script(sleep)
+    found, _ = play(script, lambda client: client.create(POD, owner=None))
+    assert found == POD
+
+
 def test_no_request_is_tried_for_ever() -> None:
     script = Script(*[status(503, "ServiceUnavailable", "no") for _ in range(4)])
     with pytest.raises(BackendError, match="get /api/v1/namespaces/ns/pods/p: tried 4 times: .*503"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import math
 import os
 import resource
 import signal
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from espalier_core.files.documents import write_text_atomically
 from espalier_core.types.events import Warned
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
@@ -25,10 +29,10 @@ from espalier_operator.clock import ScaledClock
 from espalier_operator.job.ends import Failure, LeaderPreemption, judge_exit
 from espalier_operator.local import GpuChange, LocalRunError, LocalSettings
 from espalier_operator.local.files import EventTail, HistoryFile, program_variables
-from espalier_operator.local.process import Process
+from espalier_operator.local.process import Process, told_of
 from espalier_operator.local.workers import Gpus, Holder, LeaderProcess, Timeline, cuda_devices
 from espalier_operator.model import Ended, WorkerRole
-from waiting import until
+from waiting import PATIENCE, until
 
 
 def report(phase: TrainerPhase, reason: Reason | None = None, message: str = "") -> Report:
@@ -327,3 +331,47 @@ def test_what_did_not_fit_on_the_disk_leaves_no_half_line(tmp_path):
         signal.signal(signal.SIGXFSZ, before)
     history.add(warned("two"))
     assert [event.message for event in read_history(path)] == ["one", "two"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of files and processes")
+def test_a_run_is_woken_by_files_that_are_written_and_by_ends_of_processes(tmp_path):
+    report = tmp_path / "report.json"
+
+    async def wait() -> None:
+        news = asyncio.Event()
+        with told_of([tmp_path], ["report.json"], news.set) as told:
+            assert told
+            for happen in (
+                lambda: report.write_text("{}"),
+                lambda: write_text_atomically(report, "[]"),
+                lambda: subprocess.Popen(["true"]).wait(),
+            ):
+                news.clear()
+                happen()
+                async with asyncio.timeout(PATIENCE):
+                    await news.wait()
+            news.clear()
+            (tmp_path / "state.json").write_text("{}")
+            for _ in range(3):  # the kernel has told of it already
+                await asyncio.sleep(0)
+            assert not news.is_set()
+
+    asyncio.run(wait())
+
+
+def test_a_run_in_another_thread_is_not_woken_by_its_processes(tmp_path):
+    async def tells() -> bool:
+        with told_of([tmp_path], ["report.json"], lambda: None) as told:
+            return told
+
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(asyncio.run, tells()).result()
+
+
+def test_the_next_change_of_gpus_or_its_notice_is_known():
+    changes = (GpuChange(at_seconds=5, change=1), GpuChange(at_seconds=9, change=-1, notice_seconds=2))
+    timeline, moments = Timeline(changes), []
+    while math.isfinite(step := timeline.next_in):
+        timeline.advance(step)
+        moments.append(timeline.seconds)
+    assert moments == [5, 7, 9]

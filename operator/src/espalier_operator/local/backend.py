@@ -190,17 +190,19 @@ class LocalBackend:
         rules: Rules,
         settings: LocalSettings,
         *,
+        look: Callable[[], object],
         on_planned: Callable[[Plan], None],
     ) -> None:
-        """Join the parts; `jobs` by key."""
+        """Join the parts; `jobs` by key, `look` updates all facts to now."""
         self.jobs, self.gpus, self.timeline = jobs, gpus, timeline
         self._clock, self._rules, self._settings = clock, rules, settings
-        self._on_planned = on_planned
+        self._look, self._on_planned = look, on_planned
 
     # ---- seeing
 
     async def observe(self) -> Snapshot:
         """Return one node with all GPUs, and the submitted jobs with their workers."""
+        self._look()
         now = self._clock.now()
         departing, goes_in = self.timeline.departing()
         node = Node(

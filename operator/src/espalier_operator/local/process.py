@@ -1,4 +1,4 @@
-"""A child process with all its descendants, which ends when the scheduler ends; and the agent as one.
+"""A child process with all its descendants, which ends when the scheduler ends; the agent as one; and what wakes a run.
 
 The child leads a separate session, so a Ctrl-C at the terminal reaches only the scheduler, and its whole group can be
 ended. On Linux the kernel sends it SIGTERM when the scheduler dies, SIGKILL included: it checkpoints and ends. A pid
@@ -8,6 +8,7 @@ file (with the process's start time, as pids are used again) lets the next run e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import logging
@@ -18,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,9 +30,40 @@ from espalier_operator.local.files import AGENT_LOG
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG: Final = 1
+_IN_MODIFY, _IN_MOVED_TO = 0x2, 0x80
 _LIBC: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 AGENT_PID_FILE = "agent.pid"
 AGENT_RESTARTS: Final = 5
+
+
+@contextlib.contextmanager
+def told_of(folders: Iterable[Path], names: Iterable[str], news: Callable[[], None]) -> Iterator[bool]:
+    """Call `news` in the running loop when a child ends, or a file of one of `names` in `folders` is written.
+
+    Give whether this machine can tell of both: it is Linux, and this the main thread.
+    """
+    loop, marks = asyncio.get_running_loop(), [name.encode() + b"\0" for name in names]
+    with contextlib.ExitStack() as stack:
+        try:
+            loop.add_signal_handler(signal.SIGCHLD, news)
+            stack.callback(loop.remove_signal_handler, signal.SIGCHLD)
+            queue = -1 if _LIBC is None else _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        except (RuntimeError, ValueError):
+            queue = -1
+        if queue < 0:
+            yield False
+            return
+        stack.callback(os.close, queue)
+        watched = [_LIBC.inotify_add_watch(queue, bytes(folder), _IN_MODIFY | _IN_MOVED_TO) for folder in folders]
+
+        def read() -> None:
+            events = os.read(queue, 64 * 1024)
+            if any(mark in events for mark in marks):
+                news()
+
+        loop.add_reader(queue, read)
+        stack.callback(loop.remove_reader, queue)
+        yield min(watched) >= 0
 
 
 class Process:

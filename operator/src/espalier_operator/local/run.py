@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +21,9 @@ from espalier_core.types.status import JobPhase
 from espalier_operator.clock import ScaledClock
 from espalier_operator.job.progress import Leader
 from espalier_operator.local.backend import LocalBackend, opened
-from espalier_operator.local.files import STATE_FILE
+from espalier_operator.local.files import EVENTS_FILE, REPORT_FILE, STATE_FILE, TRAINER_LOG
 from espalier_operator.local.job import LocalJob
-from espalier_operator.local.process import AGENT_PID_FILE, Agent, Process, end_orphan
+from espalier_operator.local.process import AGENT_PID_FILE, Agent, Process, end_orphan, told_of
 from espalier_operator.local.settings import LocalSettings, RunState, run_lock
 from espalier_operator.local.workers import LEADER_PID_FILE, PID_FILES, Gpus, Starter
 from espalier_operator.loop import SchedulerLoop
@@ -33,6 +35,8 @@ from espalier_operator.policies.settings import configured
 
 logger = logging.getLogger(__name__)
 _SAVE_WALL_SECONDS = 1.0
+_QUIET_WALL_SECONDS = 0.25
+"""Without any news, it is looked so often what time alone has changed."""
 _NEVER = (Reason.TOO_LARGE, Reason.SUSPENDED)
 
 
@@ -129,8 +133,9 @@ async def run_local(
     """Run `jobs` to their ends, or until `stop` is set, and return their outcomes by job name.
 
     `on_event(job name, event)` gets every event of `history.jsonl` as it happens; `on_tick` gets a view of the run
-    about every `poll_wall_seconds`. Both are called in the event loop and must be quick. After `stop`, everything ends
-    in less than 5 s, and the same call resumes the run. Raises `LocalRunError` if a later call has other arguments.
+    with any news, and several times a second. Both are called in the event loop and must be quick. After `stop`,
+    everything ends in less than 5 s, and the same call resumes the run. Raises `LocalRunError` if a later call has
+    other arguments.
     """
     return await LocalRun(jobs, settings, on_event, on_tick).run(stop)
 
@@ -171,7 +176,14 @@ class LocalRun:
             startup_seconds=usual.startup_seconds * scale,
         )
         self._backend = LocalBackend(
-            self._jobs, self._gpus, self._timeline, self._clock, rules, settings, on_planned=self._planned
+            self._jobs,
+            self._gpus,
+            self._timeline,
+            self._clock,
+            rules,
+            settings,
+            look=self._look_and_save,
+            on_planned=self._planned,
         )
         self.policy_memory = PolicyMemory(rules.policy, found.policy_memory)
         chosen, asking = asked_here(configured(rules.policy))
@@ -180,7 +192,9 @@ class LocalRun:
         )
         self._agent = self._make_agent()
         self._reasons: dict[str, Reason] = {}
-        self._over = asyncio.Event()
+        self._over, self._news = asyncio.Event(), asyncio.Event()
+        self._told = False
+        """Whether the machine tells of ends of processes and changes of files."""
         self._saved_at = 0.0
         self._read_at: float | None = None
         self._announced = 0
@@ -191,8 +205,12 @@ class LocalRun:
             return await self._run(stop)
 
     async def _run(self, stop: asyncio.Event) -> dict[str, LocalOutcome]:
-        folders = {self._settings.directory, *(job.directory for job in self._jobs.values())}
-        await end_orphans(folders, self._settings.stop_wall_seconds)
+        folders = {job.directory for job in self._jobs.values()}
+        await end_orphans({self._settings.directory, *folders}, self._settings.stop_wall_seconds)
+        with told_of(folders, (REPORT_FILE, EVENTS_FILE, TRAINER_LOG), self._news.set) as self._told:
+            return await self._until_over(stop)
+
+    async def _until_over(self, stop: asyncio.Event) -> dict[str, LocalOutcome]:
         tasks = [
             asyncio.create_task(self._loop.run()),
             asyncio.create_task(self._watch()),
@@ -213,7 +231,6 @@ class LocalRun:
 
     async def step(self) -> None:
         """Observe, plan and save the state once: one iteration of `run`, for a clock that the caller advances."""
-        self._look()
         await self._loop.tick()
         self._save()
 
@@ -221,18 +238,34 @@ class LocalRun:
         """Return the current view of the run."""
         return view_run(self._jobs.values(), self._gpus, self._reasons)
 
-    # ---- several times a second
+    # ---- with any news, and several times a second
 
     async def _watch(self) -> None:
         while True:
-            if self._look():
+            self._news.clear()
+            if self._look_and_save():
                 self._loop.wake()
-                self._save()
-            elif time.monotonic() - self._saved_at >= _SAVE_WALL_SECONDS:
-                self._save()
             if self._on_tick is not None:
                 self._on_tick(self.view())
-            await asyncio.sleep(self._settings.poll_wall_seconds)
+            await self._until_news()
+
+    async def _until_news(self) -> None:
+        """Return after `poll_wall_seconds`, or where the machine tells of news, with the next, or when one is due."""
+        await asyncio.sleep(self._settings.poll_wall_seconds)
+        if self._told:
+            now = self._clock.now()
+            moments = [job.state.not_before - now for job in self._jobs.values() if job.state.not_before is not None]
+            moments += [at - self._timeline.seconds for at in self._settings.submit_at.values()]
+            due = min((each for each in (self._timeline.next_in, *moments) if each > 0), default=math.inf)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(_QUIET_WALL_SECONDS, self._clock.wall_seconds(due))):
+                    await self._news.wait()
+
+    def _look_and_save(self) -> bool:
+        news = self._look()
+        if news or time.monotonic() - self._saved_at >= _SAVE_WALL_SECONDS:
+            self._save()
+        return news
 
     def _look(self) -> bool:
         """Update all facts to now; return whether the planner must run."""
@@ -330,7 +363,8 @@ class LocalRun:
             for job in self._jobs.values():
                 job.look(now)
                 job.workers.end(now)
-            await asyncio.sleep(self._settings.poll_wall_seconds)
+            self._news.clear()
+            await self._until_news()
         for job in self._jobs.values():
             job.close(self._clock.now())
         self._save()

@@ -98,7 +98,8 @@ class LocalSettings:
     start_up_allowance_wall_seconds: float = Timing().start_up_allowance
     """A leader that sends no report is counted as training when it has run for this long."""
     poll_wall_seconds: float = 0.03
-    """How often processes and their files are looked at: two `stat`s a job, some microseconds."""
+    """The least time between two looks at processes and their files. They are looked at when one ends or is written;
+    where the machine cannot tell of that, so often: two `stat`s a job, some microseconds."""
 
     @property
     def timing(self) -> Timing:

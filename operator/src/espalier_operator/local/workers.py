@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 import signal
@@ -199,6 +200,16 @@ class Timeline:
         if not announced:
             return 0, None
         return -sum(change.change for change in announced), announced[0].at_seconds - self.seconds
+
+    @property
+    def next_in(self) -> float:
+        """The seconds until GPUs come or go, or that is announced; infinite for never."""
+        moments = (
+            moment
+            for change in self._changes[self.done :]
+            for moment in (change.at_seconds, change.at_seconds - change.notice_seconds)
+        )
+        return min((moment - self.seconds for moment in moments if moment > self.seconds), default=math.inf)
 
     @property
     def has_arrivals_ahead(self) -> bool:

@@ -54,18 +54,21 @@ class ApiObjects:
         self.pods = Objects(self._versions)
         self.jobs = Objects(self._versions)
         self.config_maps = Objects(self._versions)
+        self.workloads, self.flavors = Objects(self._versions), Objects(self._versions)
+        """Those of Kueue."""
         self.removed: list[Raw] = []
         """Pods that are gone, as they were last, each with the version of its deletion: what a watch tells."""
         self.leaders: dict[str, int] = defaultdict(int)
         """Pods of leaders that were made, by UID of their job."""
         self._uids = itertools.count(1)
 
-    def create_job(self, name: str, spec: Mapping[str, Any]) -> None:
+    def create_job(self, name: str, spec: Mapping[str, Any], labels: Mapping[str, str] | None = None) -> None:
         """Make a job in namespace `ns`."""
         key = f"ns/{name}"
         if key in self.jobs:
             raise ConflictError(key)
         metadata = {"name": name, "namespace": "ns", **self._birth(), "generation": 1}
+        metadata |= {"labels": dict(labels)} if labels else {}
         self.jobs[key] = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(spec)}
 
     def change_spec(self, key: str, **changes: Any) -> None:
@@ -102,7 +105,7 @@ class ApiObjects:
 
     def objects(self, kind: str) -> Objects | None:
         """Return the objects of a kind that is made by manifests; None where nobody looks at them."""
-        return {"Pod": self.pods, "ConfigMap": self.config_maps}.get(kind)
+        return {"Pod": self.pods, "ConfigMap": self.config_maps, "Workload": self.workloads}.get(kind)
 
     @property
     def version(self) -> int:
@@ -114,6 +117,11 @@ class ApiObjects:
         pod = self._find(self.pods, key, uid)
         known = pod["metadata"].get("annotations") or {}
         self.pods[key] = {**pod, "metadata": {**pod["metadata"], "annotations": {**known, **annotations}}}
+
+    def delete_workload(self, key: str, uid: str | None = None) -> None:
+        """Delete a Workload, which is gone at once."""
+        self._find(self.workloads, key, uid)
+        del self.workloads[key]
 
     def delete_pod(self, key: str, uid: str | None = None, *, force: bool = False) -> None:
         """Delete a pod: at once where nothing can run any more, else when its kubelet has seen to it."""

@@ -99,8 +99,10 @@ class Client:
             await self._call(lambda: self._world.create(manifest))
         except ConflictError:
             self.calls -= 1
+            if owner is None:
+                return None
         found = objects[key]
-        if owner_of(found) != owner:
+        if owner is not None and owner_of(found) != owner:
             raise NotOwnedError(f"{key} is somebody else's")
         return found
 
@@ -124,8 +126,9 @@ class Client:
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> Raw | None:
         """Delete a job or a pod."""
-        kind = next(kind for kind, other in KINDS.items() if other is resource)
-        delete = self._world.delete_job if kind == "jobs" else self._world.delete_pod
+        kind = resource.plural if resource is resources.WORKLOADS else _kind_of(resource)
+        deletes = {"jobs": self._world.delete_job, "workloads": self._world.delete_workload}
+        delete = deletes.get(kind, self._world.delete_pod)
         return await self._change(f"{namespace}/{name}", kind, lambda key: delete(key, uid))
 
     async def _change(self, key: str, kind: str, change: Callable[[str], None]) -> Raw | None:
@@ -154,6 +157,10 @@ class Client:
         if self.unanswered:
             self.unanswered -= 1
             raise BackendError("the API server did not answer")
+
+
+def _kind_of(resource: Resource) -> str:
+    return next(kind for kind, other in KINDS.items() if other is resource)
 
 
 class LiveOperator:

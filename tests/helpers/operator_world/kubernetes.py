@@ -146,9 +146,10 @@ class Kubernetes(ApiObjects):
     def controllers(self) -> None:
         """Collect what has no owner or no node any more, and evict from nodes that are not ready for long."""
         owners = {job["metadata"]["uid"] for job in self.jobs.values()}
-        for key, config_map in list(self.config_maps.items()):
-            if owner_of(config_map) not in owners:
-                del self.config_maps[key]
+        for owned in (self.config_maps, self.workloads):
+            for key, each in list(owned.items()):
+                if owner_of(each) not in (None, *owners):
+                    del owned[key]
         for key, pod in list(self.pods.items()):
             owner, node = owner_of(pod), node_of(pod)
             if node is not None and node not in self.nodes:

@@ -15,6 +15,7 @@ _DESCRIBE: Final = "kubectl describe pod -n {namespace} {leader}"
 _EDIT: Final = "kubectl edit atj -n {namespace} {name}"
 _AGENT: Final = "kubectl get pods -A -l app.kubernetes.io/name=espalier-agent"
 _TOP: Final = "espalier top"
+_WORKLOADS: Final = "kubectl describe workloads.kueue.x-k8s.io -n {namespace} -l espalier.dev/job={name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,16 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         "No action is needed: it saves a checkpoint, waits for its turn, and resumes. With spec.preemption.base: Never "
         "it would keep its base GPUs.",
         (_TOP,),
+    ),
+    Reason.EVICTED_BY_KUEUE: Remedy(
+        "No action is needed: it saves a checkpoint, gives its quota back, and resumes when Kueue admits it again. Its "
+        "budget is kept.",
+        (_WORKLOADS,),
+    ),
+    Reason.WAITING_FOR_KUEUE: Remedy(
+        "What Kueue's message names: quota of its LocalQueue's ClusterQueue, an admission check, a queue that does not "
+        "exist. Without Kueue, remove the label kueue.x-k8s.io/queue-name from the job.",
+        (_WORKLOADS, "kubectl get localqueues -n {namespace}"),
     ),
     Reason.RECLAIM_ACKNOWLEDGED: Remedy("No action is needed."),
     Reason.RECLAIM_FORCED: Remedy(

@@ -57,6 +57,8 @@ RESOURCE_CLAIM_TEMPLATES: Final = Resource("ResourceClaimTemplate", "resource.k8
 RESOURCE_CLAIMS: Final = Resource("ResourceClaim", "resource.k8s.io", "v1", "resourceclaims")
 DEVICE_KINDS: Final = (DEVICE_CLASSES, RESOURCE_SLICES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS)
 """Kinds of dynamic resource allocation, as Kubernetes serves them from 1.34 on."""
+WORKLOADS: Final = Resource("Workload", "kueue.x-k8s.io", "v1beta2", "workloads")
+RESOURCE_FLAVORS: Final = Resource("ResourceFlavor", WORKLOADS.group, WORKLOADS.version, "resourceflavors", False)
 SERVICES: Final = Resource("Service", "", "v1", "services")
 SERVICE_ACCOUNTS: Final = Resource("ServiceAccount", "", "v1", "serviceaccounts")
 ROLES: Final = Resource("Role", "rbac.authorization.k8s.io", "v1", "roles")
@@ -88,6 +90,7 @@ _MADE: Final = {
         SECRETS,
         NETWORK_POLICIES,
         EVENTS,
+        WORKLOADS,
     )
 }
 """Kinds that the operator creates."""

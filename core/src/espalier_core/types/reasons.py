@@ -16,6 +16,7 @@ class Reason(StrEnum):
     MIN_RUNTIME = "MinRuntime"
     RESOURCE_QUOTA_EXCEEDED = "ResourceQuotaExceeded"
     QUEUE_NOT_FOUND = "QueueNotFound"
+    WAITING_FOR_KUEUE = "WaitingForKueue"
     PRIORITY_TOO_HIGH = "PriorityTooHigh"
     TOO_LARGE = "TooLarge"
     HELD_BY_POLICY = "HeldByPolicy"
@@ -34,6 +35,7 @@ class Reason(StrEnum):
     NODES_AVOIDED = "NodesAvoided"
     QUOTA_RECLAIMED = "QuotaReclaimed"
     PREEMPTED_BY_POLICY = "PreemptedByPolicy"
+    EVICTED_BY_KUEUE = "EvictedByKueue"
     NODE_DEPARTING = "NodeDeparting"
     RECLAIM_ACKNOWLEDGED = "ReclaimAcknowledged"
     RECLAIM_FORCED = "ReclaimForced"
@@ -81,6 +83,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.MIN_RUNTIME: "the quota of its queue is borrowed by jobs that give it back after their minRuntimeSeconds",
     Reason.RESOURCE_QUOTA_EXCEEDED: "a ResourceQuota of its namespace has no room for its workers",
     Reason.QUEUE_NOT_FOUND: "its spec.queue names no queue that jobs of its namespace may use",
+    Reason.WAITING_FOR_KUEUE: "Kueue, to whose queue its label assigns it, has not admitted its Workload yet",
     Reason.PRIORITY_TOO_HIGH: "its spec.priority is above the maxPriority of its queue; lower it or use another queue",
     Reason.TOO_LARGE: "it requests more GPUs than there are in total; lower minReplicas or add GPUs",
     Reason.HELD_BY_POLICY: "the scheduling policy gives it no more workers for now",
@@ -99,6 +102,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.NODES_AVOIDED: "the nodes with free GPUs have just refused or failed its workers; it tries them later",
     Reason.QUOTA_RECLAIMED: "its queue had borrowed its base GPUs, and their queue needs them; it resumes later",
     Reason.PREEMPTED_BY_POLICY: "the scheduling policy gives its base GPUs to another job; it resumes later",
+    Reason.EVICTED_BY_KUEUE: "Kueue takes its quota back; it saves a checkpoint and resumes once Kueue admits it",
     Reason.NODE_DEPARTING: "a node of its base workers is about to go; it saves a checkpoint and resumes elsewhere",
     Reason.RECLAIM_ACKNOWLEDGED: "it gave the lent GPUs back before the deadline",
     Reason.RECLAIM_FORCED: "it did not give the lent GPUs back in time, so they were taken",

@@ -156,6 +156,8 @@ def _judge(kind: ConditionType, job: JobFacts, outcome: Ended | None, observed: 
         case ConditionType.ADMITTED:
             held = job.hold_until is not None and waiting in REFUSALS
             message = job.last_failure if held or waiting is Reason.NODES_AVOIDED else ""
+            if job.external is not None and waiting is Reason.WAITING_FOR_KUEUE:
+                message = job.external.message
             return ended or ((True, Reason.GPUS_GRANTED, "") if admitted else (False, waiting, message))
         case ConditionType.RUNNING:
             runs = job.training or job.evaluating

@@ -34,6 +34,7 @@ from espalier_operator.job import ends
 from espalier_operator.job.progress import Leader, leader_of
 from espalier_operator.job.state import Grant, JobState, Observation, Timing
 from espalier_operator.model import REFUSALS, Blame, Ended, JobFacts, JobTerms, Promise, Reclaim, Stopping
+from espalier_operator.model.queues import ExternalAdmission
 
 Wall = Callable[[float], datetime]
 """Turns seconds of the backend's clock into a time of day."""
@@ -81,11 +82,13 @@ def facts_of(
     extra_trouble: Trouble | None = None,
     measured: Measurements | None = None,
     done: float | None = None,
+    external: ExternalAdmission | None = None,
 ) -> JobFacts:
     """Return the planner's facts of the job `key`.
 
     `trouble` prevents its base workers from starting, `extra_trouble` its extra workers. `done` is the part of its work
     that a program has done, None if unknown.
+    `external` as in `JobFacts`.
     """
     generation, training = state.grant.generation, leader_of(state, seen, now, timing) is Leader.TRAINING
     recorded = state.recorded() | {
@@ -109,6 +112,7 @@ def facts_of(
         extra_trouble=None if extra_trouble is None else extra_trouble.reason,
         pinned=not state.unpinned and not state.unplaced,
         if_forced=ends.if_forced(seen, terms),
+        external=external,
         finished=state.outcome is not None,
         speeds=() if measured is None else step_times(measured),
         done=done,

@@ -109,6 +109,9 @@ class KubeSettings:
     worker_network_policies: bool = False
     """Create a NetworkPolicy for each job whose workers train together (elasticBatch): only its own pods reach the
     ports on which they do, and all pods those that its template declares. Needs the right to create and patch them."""
+    kueue: bool = False
+    """Let Kueue admit jobs with its label kueue.x-k8s.io/queue-name, by a Workload each. Needs the rights to list and
+    watch workloads and resourceflavors, and to create and delete workloads."""
     watch_namespaces: tuple[str, ...] = ()
     """Namespaces whose jobs are managed; empty: all."""
     grace_seconds: float = 10.0

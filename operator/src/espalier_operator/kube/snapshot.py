@@ -23,6 +23,7 @@ from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.model import DEFAULT_POLICY, NOWHERE, Blame, Rules, Snapshot, Worker
 from espalier_operator.model.nodes import avoided_by_all, trained_on
+from espalier_operator.model.queues import ExternalAdmission
 from espalier_operator.policies.memory import RecentUse, remembered
 from espalier_operator.policies.settings import configured
 
@@ -70,6 +71,7 @@ def seen_by_operator(
         if job.problems is not None and job.job is None:
             left_out[seen.key] = job.problems.problems
         job.reject(rejection_of(job.written))
+        job.recorded_admission = admission_of(job.written)
         job.look(now)
         jobs.append(job)
     snapshot = assemble(jobs, store, now, rules or settings.rules)
@@ -90,6 +92,7 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
     namespaces = {ref.namespace for ref in own}
     workers: list[Worker] = [worker for job, _ in planned for worker in job.workers]
     workers += store.foreign_workers.values()
+    workers += store.queued()
     for ref, pods in store.pods_by_job.items():
         if ref not in own:
             found = (foreign_worker(pod) for pod in pods.values())
@@ -140,6 +143,14 @@ def _remembered(notes: Iterable[str], policy: str) -> Mapping[str, Any]:
     """Return what the policy remembers; nothing where two may be meant."""
     found = [memory for note in notes if (memory := remembered(policy, note))]
     return found[0] if len(found) == 1 else {}
+
+
+def admission_of(status: JobStatus | None) -> ExternalAdmission | None:
+    """Return what Kueue said last of a job that waits, as its status keeps it."""
+    admitted = None if status is None else status.condition(ConditionType.ADMITTED)
+    if admitted is None or admitted.reason is not Reason.WAITING_FOR_KUEUE:
+        return None
+    return ExternalAdmission(message=admitted.message)
 
 
 def rejection_of(status: JobStatus | None) -> Trouble | None:

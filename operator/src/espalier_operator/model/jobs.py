@@ -19,7 +19,7 @@ from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_core.types.reasons import Reason
 from espalier_operator.model.constraints import ANYWHERE, Constraints
 from espalier_operator.model.nodes import Blame, Node
-from espalier_operator.model.queues import Claim
+from espalier_operator.model.queues import Claim, ExternalAdmission
 
 REFUSALS: Final = frozenset(
     (
@@ -256,6 +256,8 @@ class JobFacts(JobRecord):
     """The planner chooses the nodes of its workers; False once kube-scheduler has refused such a node."""
     if_forced: Ended | None = None
     """Its outcome if its trainer must be ended by force; None where the trainer does not report, or has stopped."""
+    external: ExternalAdmission | None = None
+    """What the system has decided that has its quota; None: our queues have it."""
     finished: bool = False
     """Its outcome is recorded; only its remaining workers still matter."""
     recent_use: float = 0.0

@@ -162,6 +162,8 @@ class Worker:
     other pods, volumes, ports."""
     pinned_to: str | None = None
     """The only node that it may be bound to, chosen by an earlier plan; None: kube-scheduler chooses."""
+    queued: int = 0
+    """It stands for so many equal pods of a workload that a queueing system has not admitted: they wait together."""
     is_rival: bool = False
     """It is foreign: a worker of another Espalier's job. While pinned and not bound, it keeps the GPUs of its node from
     new workers, including those of pods that terminate there, and is no reason to reclaim any."""

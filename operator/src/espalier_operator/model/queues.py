@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final, Protocol
 
 from espalier_core.types.reasons import Reason
+
+EXTERNAL: Final = ""
+"""Instead of the name of a queue, for jobs whose quota another system has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,35 @@ class Claim:
     """GPUs of all base workers."""
 
 
+class Admission(Protocol):
+    """Who has the quotas, and decides by them whether a job may have base GPUs; the planner decides which."""
+
+    def refusal(self, claim: Claim) -> Reason | None:
+        """Return why a job that waits may not have them; None: it may, as soon as there are GPUs and quota."""
+
+    def withdrawal(self, claim: Claim) -> Reason | None:
+        """Return why a job that has them must give them back, with notice; None: it keeps them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalAdmission:
+    """An `Admission` by another system, as it has decided about one job."""
+
+    admitted: bool = False
+    withdrawn: bool = False
+    """It has taken back what it had admitted. While it says nothing, a job that runs keeps what it has."""
+    message: str = ""
+    """Its own words."""
+
+    def refusal(self, claim: Claim) -> Reason | None:
+        """Return that it has not admitted the job, or is about to take that back."""
+        return None if self.admitted else Reason.WAITING_FOR_KUEUE
+
+    def withdrawal(self, claim: Claim) -> Reason | None:
+        """Return that it has taken back what it had admitted."""
+        return Reason.EVICTED_BY_KUEUE if self.withdrawn else None
+
+
 _Kind = str | None
 """The GPU type of a quota."""
 
@@ -90,11 +123,13 @@ class _QueueQuota:
 
 
 class QueueUsage:
-    """Holdings of the jobs of each queue. Without any queue, nothing is limited."""
+    """An `Admission`: holdings of the jobs of each queue. Without any queue, nothing is limited."""
 
     def __init__(self, queues: Iterable[QueueLimits], held: Iterable[tuple[Claim, str]]) -> None:
         """Count the `held` claims, each with its granted type of GPU."""
         self._queues = {queue.name: queue for queue in queues}
+        if self._queues:
+            self._queues[EXTERNAL] = QueueLimits(name=EXTERNAL)
         held = held if self._queues else ()
         self._used: Counter[tuple[str, _Kind]] = Counter()
         self._closed: set[tuple[str, _Kind]] = set()
@@ -139,6 +174,10 @@ class QueueUsage:
             return Reason.QUEUE_NOT_FOUND
         if queue.max_priority is not None and claim.priority > queue.max_priority:
             return Reason.PRIORITY_TOO_HIGH
+        return None
+
+    def withdrawal(self, claim: Claim) -> Reason | None:
+        """Return None: what a queue has borrowed is given back once a job waits for it (`planner.admission`)."""
         return None
 
     def priority(self, claim: Claim) -> int:

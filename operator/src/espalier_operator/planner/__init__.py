@@ -93,10 +93,13 @@ def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
     # wait reserves GPUs; later ones are backfilled.
     Admission(cycle).admit()
 
-    # 8. Lend the GPUs that are left, one extra worker at a time.
+    # 8. Keep GPUs for workloads that a queueing system is to admit: nothing is lent that these could have.
+    claims.serve_queued()
+
+    # 9. Lend the GPUs that are left, one extra worker at a time.
     Lending(cycle).lend()
 
-    # 9. Give notice to each job of which extra workers were reclaimed.
+    # 10. Give notice to each job of which extra workers were reclaimed.
     cycle.give_notice()
     return cycle.result()
 

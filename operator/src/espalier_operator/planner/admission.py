@@ -11,7 +11,7 @@ from espalier_operator.model import JobFacts
 from espalier_operator.model.actions import Admit
 from espalier_operator.model.constraints import Constraints
 from espalier_operator.planner.cycle import PlanningCycle
-from espalier_operator.planner.lifecycle import is_held_back, obstacle
+from espalier_operator.planner.lifecycle import admission_of, is_held_back, obstacle
 from espalier_operator.planner.preemption import GpuTypeMigrations, Preemptor
 from espalier_operator.planner.starting import Starting
 from espalier_operator.reclaim.extra_workers import ExtraWorker
@@ -76,7 +76,7 @@ class Admission:
             *_, constraints = self._cycle.avoidance.levels(job)
             node_pools = self._wished_node_pools(terms.gpu_type, constraints, gpus, workers, wished)
             are_barred = not node_pools
-        not_taken = self._cycle.ledger.refusal(claim)
+        not_taken = admission_of(job, self._cycle.ledger).refusal(claim)
         if job.terms.suspend:
             self._record.refuse(job, Reason.SUSPENDED)
         elif not_taken is not None:

@@ -129,6 +129,16 @@ class Claims:
             if supply is Supply.NEVER:
                 hopeless.add(kind)
 
+    def serve_queued(self) -> None:
+        """Keep GPUs, free or lent, for workloads that a queueing system is to admit, where all their pods get some.
+
+        Whatever it waits for, a quota or nodes: GPUs that are lent may be what it counts.
+        """
+        for queued in self._cycle.worker_index.queued:
+            for node_pool in self._cycle.places.node_pools(queued.gpu_type, queued.constraints):
+                if self._cycle.pool.await_gang(node_pool, queued.gpus, queued.queued) is not Supply.NEVER:
+                    break
+
     def _claim(self, job: JobFacts) -> Supply:
         """Keep GPUs for base workers of a running job that are not bound; return when the last of them has its own."""
         places, gpus = self._cycle.places, job.terms.gpus_per_worker

@@ -15,7 +15,7 @@ from espalier_operator.cluster.resource_quotas import NamespaceLedger
 from espalier_operator.model import JobFacts, Promise, Snapshot, WorkerState
 from espalier_operator.model.actions import Plan, Requeue, Stop
 from espalier_operator.model.queues import QueueUsage
-from espalier_operator.planner.lifecycle import JobLimits, PlanBuilder, ends_by, stop_seconds
+from espalier_operator.planner.lifecycle import JobLimits, PlanBuilder, ends_by, yield_seconds
 from espalier_operator.planner.placement import Avoidance, WorkerIndex, WorkerPlacer
 from espalier_operator.planner.reservations import HeldGpus, Reservations
 from espalier_operator.policies import Policy
@@ -42,7 +42,8 @@ class OpenJobs:
         # One that goes back to the queue in this cycle keeps what the policy remembers of it.
         over = {action.job for action in record.actions if not isinstance(action, Requeue | Stop)}
         back = {action.job for action in record.actions if isinstance(action, Requeue)}
-        decision = decided(policy, snapshot, [job for job in jobs if job.key not in over], now)
+        barred = {job.key for job in jobs if job.admitted_at is None and job.external and not job.external.admitted}
+        decision = decided(policy, snapshot, [job for job in jobs if job.key not in over | barred], now)
         requeued = [job for job in jobs if job.key in back]
         going_on = [job for job in jobs if job.key not in over and job.key not in back]
         order = LendingOrder(decision, [*going_on, *requeued])
@@ -166,7 +167,8 @@ class PlanningCycle:
         self.waiting, self.running, self.requeued = jobs.waiting, jobs.running, jobs.requeued
         self.leaving = self._leaving()
         self.avoidance = Avoidance(snapshot, now)
-        asked = {job.terms.constraints for job in snapshot.jobs} | {worker.constraints for worker in workers.foreign}
+        strangers = (worker.constraints for worker in (*workers.foreign, *workers.queued))
+        asked = {job.terms.constraints for job in snapshot.jobs}.union(strangers)
         others = [*workers.foreign, *(worker for worker in workers.unbound if worker.is_rival)]
         self.transaction = Transaction()
         self.capacity = Capacity(
@@ -271,7 +273,7 @@ class PlanningCycle:
         """Stop running jobs, with time for a checkpoint."""
         for job in jobs:
             self.ledger.give_back(job.claim, job.gpu_type or "")
-            grace = max(stop_seconds(job.terms, self.rules), 0.0 if job.terms.program else job.terms.notice_seconds)
+            grace = yield_seconds(job.terms, self.rules)
             self.record.act(Stop(job=job.key, reason=reason, deadline=self.now + grace))
             self.record.wake(self.now + grace)
 

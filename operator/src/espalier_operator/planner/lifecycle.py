@@ -11,17 +11,23 @@ from espalier_core.base import number_of
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_operator.model import REFUSALS, JobFacts, JobTerms, Promise, Rules, Stopping
 from espalier_operator.model.actions import Action, Fail, Finish, NoticeReclaim, Refusal, ReleaseExtra, Requeue, Stop
-from espalier_operator.model.queues import QueueUsage
+from espalier_operator.model.queues import Admission, QueueUsage
 from espalier_operator.policies.decisions import LendingOrder
 
 RESUMED_LATER: Final = frozenset(
-    (Reason.SUSPENDED, Reason.QUOTA_RECLAIMED, Reason.PREEMPTED_BY_POLICY, Reason.NODE_DEPARTING)
+    (
+        Reason.SUSPENDED,
+        Reason.QUOTA_RECLAIMED,
+        Reason.PREEMPTED_BY_POLICY,
+        Reason.NODE_DEPARTING,
+        Reason.EVICTED_BY_KUEUE,
+    )
 )
 """A job that is stopped for one of these waits again, with its budget kept."""
 
 
-def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
-    """Return what ends or stops `job` in this cycle, None where it continues."""
+def ending(job: JobFacts, now: float, rules: Rules, withdrawn: Reason | None = None) -> Action | None:
+    """Return what ends or stops `job` in this cycle, None where it continues; `withdrawn` is why it lost its quota."""
     if job.ended is not None:
         kind = Fail if job.ended.failed else Finish
         return kind(job=job.key, reason=job.ended.reason, message=job.ended.message)
@@ -44,7 +50,9 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
         if job.leader_running and now < _stopped_by(job, job.stopping, rules):
             return None
         if job.stopping.reason in RESUMED_LATER:
-            return Requeue(job=job.key, reason=job.stopping.reason)
+            said = job.external is not None and job.stopping.reason is Reason.EVICTED_BY_KUEUE
+            message = job.external.message if said and job.external is not None else ""
+            return Requeue(job=job.key, reason=job.stopping.reason, message=message)
         return _forced(job, job.stopping.reason)
     if _gpu_budget_used_up(job, now):
         return _end_of_budget(job, Reason.GPU_BUDGET_EXHAUSTED, now, rules)
@@ -52,6 +60,8 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
         return None
     if job.terms.suspend:
         return Stop(job=job.key, reason=Reason.SUSPENDED, deadline=now + stop_seconds(job.terms, rules))
+    if withdrawn is not None:
+        return Stop(job=job.key, reason=withdrawn, deadline=now + yield_seconds(job.terms, rules))
     return _end_of_start(job, now)
 
 
@@ -86,6 +96,16 @@ def ends_by(job: JobFacts, now: float, rules: Rules) -> float:
 def stop_seconds(terms: JobTerms, rules: Rules) -> float:
     """Return how long a job may take to end in order when it is stopped: a program has the grace period of its pod."""
     return terms.grace_seconds if terms.program else rules.stop_grace_seconds
+
+
+def yield_seconds(terms: JobTerms, rules: Rules) -> float:
+    """Return how long a job may take that gives its base GPUs back to others: it has notice."""
+    return max(stop_seconds(terms, rules), 0.0 if terms.program else terms.notice_seconds)
+
+
+def admission_of(job: JobFacts, ledger: QueueUsage) -> Admission:
+    """Return who has the quota of a job."""
+    return job.external or ledger
 
 
 def is_held_back(job: JobFacts, now: float) -> bool:
@@ -259,7 +279,8 @@ class JobLimits:
 
     def end(self, job: JobFacts) -> None:
         """Plan what ends or stops the job, or lets it wait again, if anything does."""
-        action = ending(job, self._now, self._rules)
+        withdrawn = None if job.admitted_at is None else admission_of(job, self._ledger).withdrawal(job.claim)
+        action = ending(job, self._now, self._rules, withdrawn)
         for time in turning_points(job, self._now, self._rules):
             self._record.wake(time)
         if action is not None:

@@ -51,6 +51,8 @@ class WorkerIndex:
         """By job: its live extra workers."""
         self.foreign: list[Worker] = []
         """Pods of others that wait for GPUs."""
+        self.queued: list[Worker] = []
+        """Workloads that wait for a queueing system."""
         self.rivals: set[str | None] = set()
         """Nodes where workers of another Espalier are, or will be."""
         self.unbound: list[Worker] = []
@@ -74,11 +76,13 @@ class WorkerIndex:
                 extras[worker.job].append(worker)
                 if node is None and worker.pinned_to is not None:
                     self.unbound.append(worker)
+            elif worker.queued:
+                self.queued.append(worker)
             elif node is None:
                 (self.foreign if worker.pinned_to is None else self.unbound).append(worker)
             if worker.is_rival:
                 self.rivals.add(node or worker.pinned_to)
-        self.foreign = served(self.foreign)
+        self.foreign, self.queued = served(self.foreign), served(self.queued)
 
     def has_lost_base(self, job: str, indexes: Iterable[int]) -> bool:
         """Return whether base workers of a job have GPUs, and one that has none does not wait for its first."""

@@ -15,6 +15,7 @@ from espalier_core.types.status import JobStatus
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob
+from espalier_operator.kube.objects.kueue import Workload, asks_of, workload_of
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.objects.template import Manifest
 from espalier_operator.kube.objects.worker_pod import worker_pod
@@ -54,6 +55,20 @@ class DeleteJob:
     """Remove the job, `ttlSecondsAfterFinished` after its end."""
 
     uid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateWorkload:
+    """Ask Kueue for the quota of its base workers."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteWorkload:
+    """Give that quota back, or ask for another."""
+
+    workload: Workload
 
 
 Step = CreatePod | DeletePod | Annotate | DeleteJob
@@ -120,6 +135,26 @@ def _steps(
     latest = document.allocation.generation, document.stop, budget, waits
     if leader is not None and not leader.ended and leader.announced != latest:
         yield Annotate(pod=leader, annotations={ALLOCATION_ANNOTATION: dumps(document)})
+
+
+def workload_steps(
+    job: KubeJob | None, state: JobState, pods: JobPods, workload: Workload | None, settings: KubeSettings, active: bool
+) -> Iterator[CreateWorkload | DeleteWorkload]:
+    """Return what to do about the Workload of a job, None: one that cannot be run. Its pods hold the quota to the last.
+
+    `active`: nobody has deactivated the Workload before.
+    """
+    waits = job is not None and state.outcome is None and not job.terms.suspend
+    wants = job is not None and bool(job.local_queue) and (state.active or waits)
+    if workload is None:
+        if wants and job is not None:
+            yield CreateWorkload(manifest=workload_of(job, settings, active=active))
+        return
+    every = (*pods.base, *pods.extra, *pods.rest)
+    if workload.deleting or state.active or any(pod is not None and not pod.ended for pod in every):
+        return
+    if not wants or job is None or workload.over or workload.asks != asks_of(job, settings):
+        yield DeleteWorkload(workload=workload)
 
 
 def _superseded(pods: JobPods, state: JobState) -> Iterator[Step]:

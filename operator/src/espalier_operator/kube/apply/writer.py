@@ -20,13 +20,24 @@ from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.status import JobStatus
 from espalier_operator.clock import Backoff, Clock
 from espalier_operator.job.view import Trouble
-from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
+from espalier_operator.kube.apply.steps import (
+    Annotate,
+    CreatePod,
+    CreateWorkload,
+    DeleteJob,
+    DeletePod,
+    DeleteWorkload,
+    Step,
+    steps,
+    workload_steps,
+)
 from espalier_operator.kube.client import ApiRefusalError, KubeClient, NotOwnedError
 from espalier_operator.kube.metrics.exporter import OperatorMetrics
 from espalier_operator.kube.metrics.measurements import measurements
 from espalier_operator.kube.metrics.series import owner
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import LONGEST_MESSAGE, EventObject, events
+from espalier_operator.kube.objects.kueue import NO_KUEUE
 from espalier_operator.kube.objects.manifests import owned_objects, worker_secret
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.reports import TOO_LARGE
@@ -80,21 +91,27 @@ class JobWriter:
             job.writing.succeeded()
             news = events(before, status)
 
+        if self._settings.kueue and not job.asking.holds(now):
+            # 2. Ask Kueue for quota, or give it back.
+            active = not job.is_deactivated
+            if asked := list(workload_steps(job.job, state, pods, job.workload, self._settings, active)):
+                await self._attempt(job, job.asking, self._ask(job, asked))
+
         if job.job is not None and not job.doing.holds(now):
-            # 2. Tell the leader of its allocation, end pods, remove what is over.
+            # 3. Tell the leader of its allocation, end pods, remove what is over.
             due_steps = steps(job.job, state, pods, placement, status, now, self._settings)
             await self._attempt(job, job.doing, self._change(job, due_steps))
 
-            # 3. Make the pods that are missing, and the objects that they need.
+            # 4. Make the pods that are missing, and the objects that they need.
             creations = [step for step in due_steps if isinstance(step, CreatePod)]
             if (creations or job.lacks_report) and not job.making.holds(now):
                 await self._attempt(job, job.making, self._make(job, creations))
 
-        # 4. Post Events. No worker waits for what is for people.
+        # 5. Post Events. No worker waits for what is for people.
         await self._post(job, news)
         await self._complain(job)
 
-        # 5. Set when it is due next, as of when it was looked at: what came due meanwhile is to be seen to as well.
+        # 6. Set when it is due next, as of when it was looked at: what came due meanwhile is to be seen to as well.
         job.plan_ahead(status, now)
 
     async def end_pods(self, pods: Iterable[Pod]) -> None:
@@ -202,6 +219,23 @@ class JobWriter:
             raise
         for start in range(0, len(creations), PODS_AT_ONCE):
             await _all(*(self._create(job, step.manifest) for step in creations[start : start + PODS_AT_ONCE]))
+
+    async def _ask(self, job: ManagedJob, due: Iterable[CreateWorkload | DeleteWorkload]) -> None:
+        namespace, *_ = _name(job)
+        for step in due:
+            try:
+                if isinstance(step, CreateWorkload):
+                    answer = await self._client.create(step.manifest, owner=None)  # its name has the job's UID
+                else:
+                    name = step.workload.key.removeprefix(f"{namespace}/")
+                    answer = await self._client.delete(resources.WORKLOADS, namespace, name, step.workload.uid)
+            except BackendError as error:
+                missing = isinstance(error, ApiRefusalError) and error.status.is_not_found
+                job.miss_workload(NO_KUEUE if missing else f"its Workload cannot be made: {error}")
+                raise
+            job.miss_workload("")
+            if answer is not None and answer.get("kind") == resources.WORKLOADS.kind:
+                self._store.workloads.put(answer)
 
     async def _end(self, due: Sequence[DeletePod]) -> None:
         for start in range(0, len(due), PODS_AT_ONCE):

@@ -14,13 +14,14 @@ from espalier_core.validation.reading import JobFileError, parse_jobs
 from espalier_operator.kube.objects import nodes, template
 from espalier_operator.kube.objects.devices import DeviceRequest, claimed_by_job, with_claimed
 from espalier_operator.kube.objects.limits import Defaults, scopes_of, with_defaults
-from espalier_operator.kube.objects.names import JobRef
+from espalier_operator.kube.objects.names import QUEUE_NAME_LABEL, JobRef
 from espalier_operator.kube.objects.nodes import Terms as VolumeTerms
 from espalier_operator.kube.objects.nodes import claims_of, constraints_of, request_of, resource_of
 from espalier_operator.kube.reading import is_deeper, mapping, text, time, whole
 from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
 from espalier_operator.model import JobTerms, grace_of
 from espalier_operator.model.constraints import Amounts
+from espalier_operator.model.queues import EXTERNAL
 
 MAX_DEPTH: Final = 100
 """Levels of lists and mappings in a specification. The API server takes ten thousand in what is left open (options of
@@ -41,6 +42,10 @@ class KubeJob:
     created_at: float
     is_remnant: bool = False
     """It is known from its status alone (`state.remnants`): no pod can be made for it."""
+    local_queue: str = ""
+    """The LocalQueue of Kueue that has its quota; empty: none."""
+    assigned: Assignment | None = None
+    """What Kueue adds to its pods; it is in the terms, too."""
     has_lower_class: bool = False
     """The PriorityClass of its base workers is below that of extra workers, which then must have the same."""
 
@@ -76,6 +81,32 @@ class InvalidJob:
     """`field: what is wrong, what is allowed`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What Kueue adds to the pods of a job."""
+
+    node_labels: Mapping[str, str]
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+
+def assigned_to(job: KubeJob, assigned: Assignment | None, settings: KubeSettings) -> KubeJob:
+    """Return a job to which nothing is assigned yet with what Kueue assigns to it."""
+    if assigned is None:
+        return job
+    terms, labels = job.terms, assigned.node_labels
+    given, gpu_type = terms.constraints, labels.get(settings.gpu_type_label)
+    constraints = replace(
+        given,
+        node_selector=tuple(sorted({**dict(given.node_selector), **labels}.items())),
+        tolerations=(*given.tolerations, *map(nodes.toleration_of, assigned.tolerations)),
+    )
+    if gpu_type:
+        terms = replace(terms, gpu_type=nodes.type_of(gpu_type, terms.gpu_resource, settings))
+    return replace(job, assigned=assigned, terms=replace(terms, constraints=constraints))
+
+
 def parse_job(
     raw: Mapping[str, Any],
     settings: KubeSettings,
@@ -108,12 +139,15 @@ def parse_job(
         return InvalidJob(key=key, uid=uid, generation=generation, problems=problems)
     priority = (priorities or {}).get(job.spec.priority_class_name or "", job.spec.priority)
     lower = _has_lower_class(raw, settings, priorities or {})
+    terms = _terms(job, settings, priority, affinity, claimed, defaults or {}, has_lower_class=lower)
+    local_queue = text(metadata, "labels", QUEUE_NAME_LABEL) if settings.kueue else ""
     return KubeJob(
         job=job,
-        terms=_terms(job, settings, priority, affinity, claimed, defaults or {}, has_lower_class=lower),
+        terms=replace(terms, queue=EXTERNAL) if local_queue else terms,
         uid=uid,
         generation=generation,
         created_at=time(metadata, "creationTimestamp") or 0.0,
+        local_queue=local_queue,
         has_lower_class=lower,
     )
 

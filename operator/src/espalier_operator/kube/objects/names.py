@@ -26,6 +26,9 @@ REPORT_LABEL: Final = f"{GROUP}/report"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGER: Final = "espalier"
 
+QUEUE_NAME_LABEL: Final = "kueue.x-k8s.io/queue-name"
+"""The label of a job that names the LocalQueue of Kueue that has its quota."""
+
 LEASE_NAME: Final = "espalier-operator"
 """Of the operators' Lease with the default controllerName."""
 RECENT_USE: Final = f"{GROUP}/recent-use"
@@ -81,6 +84,11 @@ def report_name(job: str) -> str:
 def secret_name(job: str, uid: str) -> str:
     """Return the name of the Secret with the key of the job's workers: of this job, not of one of its name before."""
     return f"{job}-workers-{uid}"
+
+
+def workload_name(job: str, uid: str) -> str:
+    """Return the name of the Workload of the job's base workers, in its namespace."""
+    return f"{job}-base-{uid}"
 
 
 def network_policy_name(job: str) -> str:

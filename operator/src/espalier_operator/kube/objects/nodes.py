@@ -58,7 +58,7 @@ def constraints_of(spec: Raw, gpu_resource: str, tolerated: Iterable[str] = ()) 
         node_selector=tuple(sorted((key, str(value)) for key, value in selector.items())),
         affinity=terms_of(required) if required else None,
         tolerations=(
-            *map(_toleration, entries(spec, "tolerations")),
+            *map(toleration_of, entries(spec, "tolerations")),
             *(Toleration(key, "Exists") for key in tolerated),
         ),
         requests=requests_of(spec, gpu_resource),
@@ -70,7 +70,8 @@ def terms_of(required: Raw) -> tuple[NodeSelectorTerm, ...]:
     return tuple(map(_term, entries(required, "nodeSelectorTerms")))
 
 
-def _toleration(raw: Raw) -> Toleration:
+def toleration_of(raw: Raw) -> Toleration:
+    """Return a toleration of a pod."""
     operator = text(raw, "operator") or "Equal"
     return Toleration(text(raw, "key"), operator, text(raw, "value"), text(raw, "effect"))
 
@@ -153,7 +154,7 @@ def patience_of(spec: Raw) -> float:
 
     One of all taints is meant for others, and does not make it stay for ever.
     """
-    fitting = [each for each in entries(spec, "tolerations") if _toleration(each).tolerates(UNREACHABLE)]
+    fitting = [each for each in entries(spec, "tolerations") if toleration_of(each).tolerates(UNREACHABLE)]
     seconds = [max(0, limit) for each in fitting if (limit := whole(each, "tolerationSeconds")) is not None]
     if seconds:
         return float(min(seconds))

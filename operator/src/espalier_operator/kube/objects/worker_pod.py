@@ -82,9 +82,7 @@ def worker_pod(
     the pod on nodes of that type, '' on those that have none; None: on any. `node` is the only one that it may be
     bound to.
     """
-    spec = pod_spec(job)
-    if not spec["containers"][0].get("image"):
-        _make_ready_trainer(spec, given_spec(job), settings, job.terms.gpu_resource)
+    spec = trainer_spec(job, settings)
     container = spec["containers"][0]
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")  # the cause of an end, for the status
     if job.terms.program and not (spec.get("serviceAccountName") or spec.get("serviceAccount")):
@@ -108,9 +106,10 @@ def worker_pod(
             refuse_label(spec, sign)
         for avoided in status.scheduling.avoided_nodes:
             prefer_others(spec, avoided.node)
-    tolerations = spec.setdefault("tolerations", [])
-    ours = [{"key": key, "operator": "Exists"} for key in settings.tolerated_taints]
-    tolerations += [toleration for toleration in ours if toleration not in tolerations]
+    assigned = job.assigned
+    if assigned is not None:
+        spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **assigned.node_labels}
+        spec["tolerations"] += [dict(each) for each in assigned.tolerations if each not in spec["tolerations"]]
     folder = absolute(job.job.spec.checkpoint.path)
     _set_environment(container, job, worker, index, attempt, settings, folder)
     if gpu_type:
@@ -129,16 +128,32 @@ def worker_pod(
     template = job.job.spec.template
     given = template.metadata if template is not None and template.metadata is not None else PodMetadata()
     named = metadata(job, names.pod_name(job.name, worker, index, attempt))
-    named["labels"] = {**(given.labels or {}), **names.worker_labels(job.name, worker, index, attempt)}
+    named["labels"] = {
+        **(given.labels or {}),
+        **(assigned.labels if assigned else {}),
+        **names.worker_labels(job.name, worker, index, attempt),
+    }
     stays = worker is WorkerRole.BASE and not job.terms.base_preemptible
     named["annotations"] = {
         DEFAULT_CONTAINER: container["name"],
         **(STAYS if stays else {}),
         **(given.annotations or {}),
+        **(assigned.annotations if assigned else {}),
         JOB_ANNOTATION: json.dumps(trainer_document(job.job)),
         ALLOCATION_ANNOTATION: dumps(allocation_document(job.job, status)),
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": named, "spec": spec}
+
+
+def trainer_spec(job: KubeJob, settings: KubeSettings) -> Manifest:
+    """Return what the template asks for, completed as far as nodes and quotas are concerned."""
+    spec = pod_spec(job)
+    if not spec["containers"][0].get("image"):
+        _make_ready_trainer(spec, given_spec(job), settings, job.terms.gpu_resource)
+    tolerations = spec.setdefault("tolerations", [])
+    ours = [{"key": key, "operator": "Exists"} for key in settings.tolerated_taints]
+    tolerations += [toleration for toleration in ours if toleration not in tolerations]
+    return spec
 
 
 def _make_ready_trainer(spec: Manifest, given: Manifest, settings: KubeSettings, gpu_resource: str) -> None:

@@ -118,6 +118,8 @@ class WorkItem:
         """The first of these times."""
         self.writing, self.doing, self.making = Backoff(longest=10.0), Backoff(), Backoff()
         """Of its status; of what tells its leader and ends pods; of new pods, which may be refused for long."""
+        self.asking = Backoff(longest=10.0)
+        """Of its Workload: Kueue may be away."""
 
     @property
     def due_at(self) -> float | None:
@@ -151,7 +153,7 @@ class WorkItem:
 
         `status` is the current one.
         """
-        times = (self.writing.until, self.doing.until, self.making.until, *times)
+        times = (self.writing.until, self.doing.until, self.making.until, self.asking.until, *times)
         later = {FlushPriority.CHANGES: min((time for time in times if time > now), default=None)}
         if changes or status != self.written:
             since = now if status == self.written else self.written_at
@@ -212,6 +214,7 @@ def _observed(facts: JobFacts) -> tuple[object, ...]:
         facts.trouble,
         facts.refused_since,
         facts.blames,
+        facts.external,
     )
 
 

@@ -211,7 +211,8 @@ def job_object(
     generation, deleting = int(metadata["generation"]), "deletionTimestamp" in metadata
     version = str(metadata["resourceVersion"])
     orphans = deleting and "orphan" in (metadata.get("finalizers") or ())
-    if before is not None and before.uid == metadata["uid"] and before.generation == generation:
+    same_labels = before is not None and before.raw["metadata"].get("labels") == metadata.get("labels")
+    if before is not None and before.uid == metadata["uid"] and before.generation == generation and same_labels:
         return replace(before, version=version, deleting=deleting, orphans=orphans, status=raw.get("status"))
     kept = {key: value for key, value in raw.items() if key != "status"}
     kept["metadata"] = {key: value for key, value in metadata.items() if key != "managedFields"}

@@ -6,12 +6,14 @@ state of the cluster is unknown (`Store.unknown`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from espalier_core.k8s import resources
 from espalier_core.k8s.resources import Raw, Resource, key_of, version_of
+from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.kueue import Flavor, Workload, parse_flavor, parse_workload, tolerating
 from espalier_operator.kube.objects.limits import parse_quota
 from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.objects.nodes import parse_node
@@ -23,7 +25,7 @@ from espalier_operator.kube.watch.devices import ClaimedDevices, Devices
 from espalier_operator.kube.watch.indexer import Indexer
 from espalier_operator.kube.watch.jobs import JobInputs, JobObject, LastReports, PodIndex
 from espalier_operator.kube.watch.nodes import NodeHealth, NodeUsage, UnreachablePods
-from espalier_operator.model import NamespaceLimit, Node
+from espalier_operator.model import NamespaceLimit, Node, Worker
 
 Limits = tuple[NamespaceLimit, ...]
 NAMESPACED: Final = (resources.JOBS, resources.CONFIG_MAPS)
@@ -32,7 +34,8 @@ CLUSTER_WIDE: Final = (resources.NODES, resources.PODS, resources.PRIORITY_CLASS
 """Kinds that are watched everywhere: GPUs know no namespaces."""
 _LIMITING: Final = (resources.RESOURCE_QUOTAS, resources.LIMIT_RANGES, resources.CLAIMS)
 """Optional kinds of which only those in the namespaces looked after are watched."""
-CONSTRAINING: Final = (*_LIMITING, resources.VOLUMES, *resources.DEVICE_KINDS)
+OF_KUEUE: Final = (resources.RESOURCE_FLAVORS, resources.WORKLOADS)
+CONSTRAINING: Final = (*_LIMITING, resources.VOLUMES, *resources.DEVICE_KINDS, *OF_KUEUE)
 """Kinds that say where and how many workers fit. Without the right to read them, kube-scheduler and the API server
 refuse what does not fit."""
 
@@ -66,6 +69,11 @@ class Store:
         self.reports = LastReports(time, self._is_known, lambda job: self._mark(self._reported, job), changed)
         self.queue_objects: Indexer[QueueObject] = Indexer(lambda raw, _: parse_queue_object(raw), self._queue_changed)
         self.quotas: Indexer[Limits] = Indexer(lambda raw, _: parse_quota(raw) or None, self._quota_changed)
+        self.flavors: Indexer[Flavor] = Indexer(lambda raw, _: parse_flavor(raw), self._flavor_changed)
+        self.workloads: Indexer[Workload] = Indexer(
+            lambda raw, _: parse_workload(raw, self._settings), self._workload_changed
+        )
+        """Those of Kueue that claim a job as their owner, and those of others that wait."""
         self.devices = Devices(
             settings, self._devices_changed, self._see_claims, lambda template: self.inputs.template_changed(template)
         )
@@ -83,6 +91,8 @@ class Store:
             resources.LIMIT_RANGES: self.inputs.limit_ranges,
             resources.CLAIMS: self.inputs.claims,
             resources.VOLUMES: self.inputs.volumes,
+            resources.RESOURCE_FLAVORS: self.flavors,
+            resources.WORKLOADS: self.workloads,
             **self.devices.indexers,
         }
         self._reach = NodeHealth()
@@ -189,6 +199,16 @@ class Store:
         """Return the versions as of which jobs are known that have been admitted and have not ended."""
         jobs = (job for job in self.jobs.values() if mapping(job.status, "scheduling").get("admittedAt"))
         return {int(job.version) for job in jobs if not mapping(job.status).get("completionTime")}
+
+    def workload_of(self, job: JobRef) -> Workload | None:
+        """Return the Workload of a job."""
+        found = self.workloads.get(f"{job.namespace}/{names.workload_name(job.name, job.uid)}")
+        return None if found is None or found.owner != job else found
+
+    def queued(self) -> Iterator[Worker]:
+        """Yield the pods of the Workloads that Kueue has not admitted yet."""
+        for workload in self.workloads.values():
+            yield from tolerating(workload.waits, self.flavors.values())
 
     def pods_of(self, job: JobRef) -> Collection[Pod]:
         """Return the pods of a job."""
@@ -302,6 +322,20 @@ class Store:
         if before != after:
             self._announce()
 
+    def _workload_changed(self, key: str, before: Workload | None, after: Workload | None) -> None:
+        for each in (before, after):
+            if each is not None and each.owner is not None:
+                self._news(each.owner)
+        if (before and before.waits) != (after and after.waits):
+            self._announce()
+
+    def _flavor_changed(self, key: str, before: Flavor | None, after: Flavor | None) -> None:
+        if before != after:
+            for workload in self.workloads.values():
+                if workload.owner is not None and key in workload.flavors:
+                    self._news(workload.owner)
+            self._announce()
+
     def _devices_changed(self, nodes: Collection[str]) -> None:
         for node in nodes:
             self._usage.see(node)
@@ -329,8 +363,10 @@ def optional_kinds(settings: KubeSettings) -> tuple[tuple[Resource, bool], ...]:
     """Return the kinds that an installation may lack, or whose rights it may, as one of an earlier chart.
 
     And whether only those in the namespaces looked after are watched. Each is watched by itself. The kinds of dynamic
-    resource allocation, which many clusters lack, are watched only if the settings name a DeviceClass.
+    resource allocation, which many clusters lack, are watched only if the settings name a DeviceClass, those of Kueue
+    only if they say so.
     """
     kinds = (resources.QUEUES, *CONSTRAINING)
-    watched = (kind for kind in kinds if settings.device_classes or kind not in resources.DEVICE_KINDS)
+    left_out = {*(() if settings.device_classes else resources.DEVICE_KINDS), *(() if settings.kueue else OF_KUEUE)}
+    watched = (kind for kind in kinds if kind not in left_out)
     return tuple((kind, kind in _LIMITING) for kind in watched)

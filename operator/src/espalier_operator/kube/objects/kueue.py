@@ -1,0 +1,250 @@
+"""Kueue's Workloads and ResourceFlavors, read; and the Workload of a job, by which Kueue admits its base workers. Pure.
+
+A job that is labelled with a LocalQueue has its quota there. Its Workload belongs to it, is made while it wants base
+GPUs, and is deleted to give the quota back: nothing of a Workload's status is written. What Kueue assigns, flavors and
+what admission checks add, goes into the job's pods, and into what the planner asks of nodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from espalier_core.k8s.resources import WORKLOADS, Raw, key_of
+from espalier_core.types.job import GROUP
+from espalier_operator.kube.objects import names, nodes
+from espalier_operator.kube.objects.jobs import Assignment, KubeJob
+from espalier_operator.kube.objects.manifests import metadata
+from espalier_operator.kube.objects.names import JobRef
+from espalier_operator.kube.objects.template import Manifest
+from espalier_operator.kube.objects.worker_pod import trainer_spec
+from espalier_operator.kube.reading import entries, mapping, text, whole
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Worker, WorkerRole, WorkerState
+from espalier_operator.model.queues import ExternalAdmission
+
+ASKS: Final = f"{GROUP}/asks"
+"""The annotation of a Workload with a digest of what its job asked for when it was made."""
+NO_KUEUE: Final = f"the API server has no Workloads of {WORKLOADS.group}/{WORKLOADS.version}: Kueue is away, or too old"
+_POD_SET: Final = "main"
+_SCHEDULED: Final = (
+    *("nodeSelector", "affinity", "tolerations", "overhead", "runtimeClassName", "resources", "resourceClaims"),
+    "schedulerName",
+)
+"""Fields of a pod by which Kueue counts it and chooses flavors."""
+_OF_CONTAINER: Final = ("name", "resources", "restartPolicy")
+_WORDS: Final = ("Finished", "Evicted", "Admitted", "QuotaReserved")
+"""Conditions whose messages say where a Workload stands, the most telling first."""
+_HOPELESS: Final = "> maximum capacity"
+"""Part of Kueue's message on a request that no quota of its queue could ever meet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flavor:
+    """A ResourceFlavor: what pods must ask of nodes to be counted as of it."""
+
+    node_labels: Mapping[str, str]
+    tolerations: tuple[Raw, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asks:
+    """What a Workload asks Kueue for."""
+
+    quota: tuple[object, ...]
+    """Of which queue, for how many pods, and how much for each. A job that runs must not use other than that."""
+    digest: str
+    """Of all of it: what decides about flavors and the order, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A Workload that Kueue has to do with."""
+
+    key: str
+    uid: str
+    version: int
+    owner: JobRef | None
+    """The job that it claims as its own."""
+    asks: Asks
+    deleting: bool
+    active: bool
+    admitted: bool
+    """It has its quota, all admission checks have passed, and it is not evicted."""
+    lost: bool
+    """Kueue has taken the quota back, or has not given it."""
+    over: bool
+    """It will not be admitted as it is: it is evicted, or finished."""
+    message: str
+    """Kueue's words; empty where it has said nothing."""
+    flavors: frozenset[str]
+    updates: tuple[Raw, ...]
+    """Of admission checks."""
+    waits: tuple[Worker, ...]
+    """Its pods that want GPUs, where it is not admitted and may be."""
+
+
+def parse_flavor(raw: Raw) -> Flavor:
+    """Return a ResourceFlavor."""
+    spec = mapping(raw, "spec")
+    return Flavor(node_labels=_texts(spec, "nodeLabels"), tolerations=tuple(entries(spec, "tolerations")))
+
+
+def parse_workload(raw: Raw, settings: KubeSettings) -> Workload | None:
+    """Return a Workload; None for a stranger's that is admitted or over. Never raises."""
+    spec, status = mapping(raw, "spec"), mapping(raw, "status")
+    found = {text(each, "type"): each for each in entries(status, "conditions")}
+    holds = {kind for kind, each in found.items() if text(each, "status") == "True"}
+    active, owner = spec.get("active") is not False, names.owner_of(raw)
+    over = bool(holds & {"Finished", "Evicted"})
+    refused = "QuotaReserved" in found and "QuotaReserved" not in holds
+    admitted = "Admitted" in holds and active and not over
+    deleting = mapping(raw, "metadata").get("deletionTimestamp") is not None
+    hopeless = text(found.get("QuotaReserved"), "reason") == "Inadmissible" or any(
+        _HOPELESS in text(each, "message") for each in found.values()
+    )
+    pending = active and not (admitted or over or deleting) and not (refused and hopeless)
+    if owner is None and not pending:
+        return None
+    assigned = next(entries(status, "admission", "podSetAssignments"), {})
+    return Workload(
+        key=key_of(raw),
+        uid=text(raw, "metadata", "uid"),
+        version=int(text(raw, "metadata", "resourceVersion") or 0),
+        owner=owner,
+        asks=Asks(_quota(spec, settings), text(raw, "metadata", "annotations", ASKS)),
+        deleting=deleting,
+        active=active,
+        admitted=admitted,
+        lost=over or refused or not active,
+        over=over,
+        message=_message(status, found, active=active),
+        flavors=frozenset(_texts(assigned, "flavors").values()),
+        updates=tuple(
+            update for check in entries(status, "admissionChecks") for update in entries(check, "podSetUpdates")
+        ),
+        waits=tuple(_waiting(raw, settings)) if pending else (),
+    )
+
+
+def _message(status: Raw, found: Mapping[str, Raw], *, active: bool) -> str:
+    """Return what Kueue says of a Workload."""
+    checks = (each for each in entries(status, "admissionChecks") if text(each, "state") not in ("", "Ready"))
+    waits_for = next((f"admission check {text(each, 'name')}: {text(each, 'message')}" for each in checks), "")
+    said = next((text(found[kind], "message") for kind in _WORDS if text(found.get(kind), "message")), "")
+    if "QuotaReserved" in found and text(found["QuotaReserved"], "status") == "True" and waits_for:
+        said = waits_for
+    return said if active else f"its Workload is deactivated (spec.active is false). {said}".rstrip()
+
+
+def _waiting(raw: Raw, settings: KubeSettings) -> Iterator[Worker]:
+    """Yield the sets of pods of a Workload that want GPUs."""
+    for pod_set in entries(raw, "spec", "podSets"):
+        spec, count = mapping(pod_set, "template", "spec"), whole(pod_set, "count") or 0
+        resource = nodes.resource_of(spec, settings)
+        gpus, selected = nodes.request_of(spec, resource), text(spec, "nodeSelector", settings.gpu_type_label)
+        if not gpus or count < 1:
+            continue
+        yield Worker(
+            name=f"{key_of(raw)} (Workload, {text(pod_set, 'name')})",
+            job=None,
+            role=WorkerRole.FOREIGN,
+            node=None,
+            gpus=gpus,
+            state=WorkerState.PENDING,
+            gpu_type=nodes.type_of(selected, resource, settings) if selected else None,
+            constraints=nodes.restricted(nodes.constraints_of(spec, resource), resource, settings),
+            queued=count,
+        )
+
+
+def tolerating(waits: Iterable[Worker], flavors: Iterable[Flavor]) -> Iterator[Worker]:
+    """Yield pods of a Workload with the tolerations of flavors: it is not known of which it will be."""
+    more = tuple(nodes.toleration_of(each) for flavor in flavors for each in flavor.tolerations)
+    for worker in waits:
+        constraints = replace(worker.constraints, tolerations=(*worker.constraints.tolerations, *more))
+        yield replace(worker, constraints=constraints) if more else worker
+
+
+def admission_by(
+    workload: Workload | None, asks: Asks, flavors: Mapping[str, Flavor], trouble: str
+) -> ExternalAdmission:
+    """Return what Kueue has decided about a job that asks for `asks`; `trouble` is what keeps its Workload away.
+
+    Where Kueue says nothing it has taken nothing back.
+    """
+    if workload is None:
+        return ExternalAdmission(message=trouble or "its Workload is to be made")
+    if workload.asks.quota != asks.quota:
+        message = "it has changed, and asks for other than its Workload does, which is made again"
+        return ExternalAdmission(withdrawn=True, message=message)
+    unknown = sorted(workload.flavors - flavors.keys())
+    if workload.admitted and unknown:
+        return ExternalAdmission(message=f"Kueue has admitted it to ResourceFlavor {unknown[0]}, which cannot be read")
+    silent = f"Kueue has not looked at its Workload {workload.key} yet; its controller may be away"
+    admitted = workload.admitted and not workload.deleting
+    return ExternalAdmission(admitted=admitted, withdrawn=workload.lost, message=workload.message or silent)
+
+
+def assignment_of(workload: Workload, flavors: Mapping[str, Flavor]) -> Assignment:
+    """Return what Kueue adds to the pods of a job whose Workload it has admitted."""
+    known = [flavors[name] for name in sorted(workload.flavors) if name in flavors]
+    changes = [(each.node_labels, each.tolerations) for each in known]
+    changes += [(_texts(each, "nodeSelector"), tuple(entries(each, "tolerations"))) for each in workload.updates]
+    return Assignment(
+        node_labels={key: value for labels, _ in changes for key, value in labels.items()},
+        tolerations=tuple(toleration for _, tolerations in changes for toleration in tolerations),
+        labels={key: value for each in workload.updates for key, value in _texts(each, "labels").items()},
+        annotations={key: value for each in workload.updates for key, value in _texts(each, "annotations").items()},
+    )
+
+
+def workload_of(job: KubeJob, settings: KubeSettings, *, active: bool = True) -> Manifest:
+    """Return the Workload of a job's base workers.
+
+    Of one that runs, whose Workload is gone, with the labels of nodes that it was assigned, so that it gets them again.
+    """
+    spec = _asked(job, settings)
+    named = metadata(job, names.workload_name(job.name, job.uid))
+    named["annotations"] = {ASKS: asks_of(job, settings).digest}
+    labels = job.assigned.node_labels if job.assigned is not None else {}
+    if labels:
+        pods = spec["podSets"][0]["template"]["spec"]
+        pods["nodeSelector"] = {**pods.get("nodeSelector", {}), **labels}
+    if not active:
+        spec["active"] = False
+    version = f"{WORKLOADS.group}/{WORKLOADS.version}"
+    return {"apiVersion": version, "kind": WORKLOADS.kind, "metadata": named, "spec": spec}
+
+
+def asks_of(job: KubeJob, settings: KubeSettings) -> Asks:
+    """Return what a job asks Kueue for."""
+    spec = _asked(job, settings)
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
+    return Asks(_quota(spec, settings), digest)
+
+
+def _quota(spec: Raw, settings: KubeSettings) -> tuple[object, ...]:
+    pod_set = next(entries(spec, "podSets"), {})
+    pod = mapping(pod_set, "template", "spec")
+    resource = nodes.resource_of(pod, settings)
+    requests = nodes.request_of(pod, resource), *nodes.requests_of(pod, resource)
+    return text(spec, "queueName"), whole(pod_set, "count"), resource, *requests
+
+
+def _asked(job: KubeJob, settings: KubeSettings) -> Manifest:
+    given = trainer_spec(job, settings)
+    spec: Manifest = {name: given[name] for name in _SCHEDULED if name in given}
+    for kind in ("initContainers", "containers"):
+        if given.get(kind):
+            spec[kind] = [{key: each[key] for key in _OF_CONTAINER if key in each} for each in given[kind]]
+    priority = max(-(2**31), min(job.terms.priority, 2**31 - 1))
+    pod_set = {"name": _POD_SET, "count": job.terms.min_replicas, "template": {"spec": spec}}
+    return {"queueName": job.local_queue, "priority": priority, "podSets": [pod_set]}
+
+
+def _texts(raw: Any, name: str) -> dict[str, str]:
+    return {key: value for key, value in mapping(raw, name).items() if isinstance(value, str)}

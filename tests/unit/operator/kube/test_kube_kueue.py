@@ -1,0 +1,319 @@
+"""Jobs whose quota Kueue has: admitted, placed by their flavor, evicted, released; and Kueue away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from espalier_core.k8s.errors import Status
+from espalier_core.types.reasons import Reason
+from espalier_core.types.status import Condition, ConditionType, JobPhase, JobStatus, parse_status
+from espalier_operator.kube.client import ApiRefusalError
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Rules
+from espalier_operator.policies.fair import FairPolicy
+from operator_world.kube_api import is_over
+from operator_world.kube_objects import GPU, Raw, template
+from operator_world.kube_operator import LiveOperator
+from operator_world.kubernetes import Kubernetes
+from operator_world.kueue import KINDS_WITH_KUEUE, Kueue
+from operator_world.leaders import Temper
+
+SETTINGS = KubeSettings(kueue=True, start_up_allowance_seconds=20, promise_seconds=15, persist_seconds=5)
+QUEUE = {"kueue.x-k8s.io/queue-name": "queue"}
+SPEC = {
+    "timeBudgetSeconds": 1000,
+    "minReplicas": 1,
+    "maxReplicas": 1,
+    "preemption": {"noticeSeconds": 8, "cooldownSeconds": 2, "minRuntimeSeconds": 2},
+    "template": template(),
+}
+
+
+class Life:
+    """A cluster, a Kueue and an operator."""
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self.world, self._runner = Kubernetes(), runner
+        self.kueue = Kueue(self.world)
+        self.operator = self.next_operator()
+        self.on_step: Callable[[], None] = lambda: None
+
+    def next_operator(self) -> LiveOperator:
+        rules = Rules(stop_grace_seconds=10)
+        return LiveOperator(self.world, FairPolicy(), SETTINGS, rules, self._runner, KINDS_WITH_KUEUE)
+
+    def restart_operator(self) -> None:
+        self.operator.close()
+        self.operator = self.next_operator()
+
+    def submit(self, name: str = "job", labels: Mapping[str, str] = QUEUE, **spec: Any) -> None:
+        self.world.tempers[f"ns/{name}"] = Temper(start_up=2.0, evaluation=1.0, lasts=1e9, farewell=1.0)
+        self.world.create_job(name, {**SPEC, **spec}, labels)
+
+    def live(self, seconds: float) -> None:
+        """Let time pass while everybody works."""
+        until = self.world.now + seconds
+        while self.world.now < until:
+            for _ in range(4):
+                self.kueue.act()
+                self.operator.see(*KINDS_WITH_KUEUE)
+                self.operator.tick()
+                self.world.controllers()
+                self.world.schedule()
+                self.world.kubelets()
+                self.on_step()
+            self.world.pass_time(1.0)
+
+    def until(self, happens: Callable[[], bool], seconds: float = 120) -> None:
+        """Let time pass until something has happened."""
+        until = self.world.now + seconds
+        while not happens():
+            assert self.world.now < until, json.dumps([self.world.jobs, self.world.workloads], indent=1, default=str)
+            self.live(1)
+
+    def status(self, name: str = "job") -> JobStatus:
+        found = parse_status(self.world.jobs[f"ns/{name}"])
+        return found or JobStatus()
+
+    def admitted(self, name: str = "job") -> Condition:
+        found = self.status(name).condition(ConditionType.ADMITTED)
+        assert found is not None
+        return found
+
+    def workload(self, name: str = "job") -> str:
+        """Return the key of a job's Workload."""
+        (key,) = (key for key in self.world.workloads if key.startswith(f"ns/{name}-base-"))
+        return key
+
+    def pods(self, role: str = "base", name: str = "job") -> list[Raw]:
+        own = (pod for key, pod in self.world.pods.items() if key.startswith(f"ns/{name}-{role}-"))
+        return [pod for pod in own if not is_over(pod)]
+
+    def runs(self, name: str = "job") -> bool:
+        return self.status(name).phase is JobPhase.RUNNING
+
+
+@pytest.fixture
+def life() -> Iterator[Life]:
+    with asyncio.Runner() as runner:
+        one = Life(runner)
+        yield one
+        one.operator.close()
+
+
+def test_a_job_waits_for_kueue_and_says_what_kueue_says(life: Life) -> None:
+    life.world.add_node("node", gpus=4)
+    life.kueue.add_flavor("any", gpus=1)
+    life.submit(minReplicas=2, maxReplicas=2)
+    life.live(10)
+
+    assert life.pods() == [], "GPUs are free, but the quota is for one"
+    assert life.status().phase is JobPhase.PENDING
+    assert life.admitted().reason is Reason.WAITING_FOR_KUEUE
+    assert life.admitted().message == f"couldn't assign flavors to pod set main: insufficient unused quota for {GPU}"
+    workload = life.world.workloads[life.workload()]
+    assert workload["apiVersion"] == "kueue.x-k8s.io/v1beta2"
+    assert workload["metadata"]["ownerReferences"][0]["uid"] == life.world.jobs["ns/job"]["metadata"]["uid"]
+    (pod_set,) = workload["spec"]["podSets"]
+    assert (workload["spec"]["queueName"], pod_set["count"]) == ("queue", 2)
+    assert pod_set["template"]["spec"]["containers"] == [{"name": "trainer", "resources": {"limits": {GPU: 1}}}]
+
+    life.kueue.quota["any"] = 2
+    life.until(life.runs)
+    assert len(life.pods()) == 2
+
+
+def test_a_job_without_the_label_has_no_workload(life: Life) -> None:
+    life.world.add_node("node", gpus=1)
+    life.submit(labels={})
+    life.until(life.runs)
+    assert life.world.workloads == {}
+
+
+def test_pods_go_where_the_flavor_says(life: Life) -> None:
+    """By the planner too: it chooses no other nodes, and says so where these are taken."""
+    life.world.add_node("other", gpus=4)
+    for name, gpus in (("mine", 1), ("mine-too", 1)):
+        life.world.add_node(name, gpus=gpus)
+        node = life.world.nodes[name]
+        life.world.nodes[name] = {**node, "metadata": {**node["metadata"], "labels": {"pool": "reserved"}}}
+    toleration = {"key": "reserved", "operator": "Exists"}
+    life.kueue.add_flavor("reserved", 4, {"pool": "reserved"}, [toleration])
+    life.submit(maxReplicas=3)
+    life.until(lambda: life.runs() and len(life.pods("extra")) == 1)
+    for pod in life.pods() + life.pods("extra"):
+        assert pod["spec"]["nodeName"].startswith("mine")
+        assert pod["spec"]["nodeSelector"]["pool"] == "reserved"
+        assert toleration in pod["spec"]["tolerations"]
+    life.live(20)
+    assert len(life.pods("extra")) == 1, "none is lent on nodes that are not of its flavor"
+
+
+def test_an_evicted_job_saves_a_checkpoint_and_gives_its_quota_back_only_then(life: Life) -> None:
+    life.world.add_node("node", gpus=1)
+    life.kueue.add_flavor("any", gpus=1)
+    life.submit(preemption={**SPEC["preemption"], "base": "Checkpoint"})
+    life.until(life.runs)
+    life.live(20)
+    used, uid = life.status().time_budget.used_seconds, life.world.jobs["ns/job"]["metadata"]["uid"]
+    stranger = life.kueue.add_stranger("stranger", priority=1)
+    first = life.world.workloads[life.workload()]["metadata"]["uid"]
+
+    def quota_is_held_by_pods() -> None:
+        there = {each["metadata"]["uid"] for each in life.world.workloads.values()}
+        assert first in there or not life.pods(), "its quota is given back before its pod has gone"
+
+    life.on_step = quota_is_held_by_pods
+    life.kueue.evict(life.workload())
+    life.until(lambda: life.kueue.holds(stranger, "Admitted"), 60)
+
+    assert life.world.checkpoints[uid] >= used, "nothing is lost"
+    assert life.admitted().reason is Reason.WAITING_FOR_KUEUE
+    assert "insufficient unused quota" in life.admitted().message
+    assert life.status().scheduling.last_failure == "Preempted to accommodate a workload"
+    life.on_step = lambda: None
+    life.world.delete_workload(stranger)
+    life.until(life.runs)
+    assert life.status().time_budget.used_seconds >= used
+    assert life.status().preemptions == 0
+
+
+def test_a_job_that_is_suspended_or_over_holds_no_quota(life: Life) -> None:
+    life.world.add_node("node", gpus=2)
+    life.kueue.add_flavor("any", gpus=2)
+    life.submit()
+    life.submit("short", timeBudgetSeconds=10)
+    life.until(lambda: life.runs() and life.status("short").phase is JobPhase.COMPLETE)
+    life.live(5)
+    assert [*life.world.workloads] == [life.workload()]
+
+    life.world.change_spec("ns/job", suspend=True)
+    life.until(lambda: not life.world.workloads)
+    assert life.admitted().reason is Reason.SUSPENDED
+    life.live(10)
+    assert life.world.workloads == {}
+    life.world.change_spec("ns/job", suspend=False)
+    life.until(life.runs)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_while_kueue_is_away_what_runs_runs_on(life: Life, restarts: bool) -> None:
+    """Also if somebody has deleted its Workload: it is made again, and only Kueue's word counts."""
+    life.world.add_node("node", gpus=2)
+    life.kueue.add_flavor("any", gpus=1)
+    life.submit()
+    life.until(life.runs)
+    pods = [pod["metadata"]["uid"] for pod in life.pods()]
+    life.kueue.away = True
+    life.world.delete_workload(life.workload())
+    if restarts:
+        life.restart_operator()
+    life.submit("late")
+    life.live(60)
+
+    assert [pod["metadata"]["uid"] for pod in life.pods()] == pods
+    assert not life.pods(name="late")
+    assert life.admitted("late").reason is Reason.WAITING_FOR_KUEUE
+    assert "Kueue has not looked at its Workload" in life.admitted("late").message
+    life.kueue.away = False
+    life.live(10)
+    assert [pod["metadata"]["uid"] for pod in life.pods()] == pods
+    assert life.kueue.holds(life.workload(), "Admitted"), "it is the first again"
+
+
+@pytest.mark.parametrize(("code", "said"), [(404, "Kueue is away, or too old"), (403, "may not create workloads")])
+def test_a_workload_that_cannot_be_made_is_the_reason(life: Life, code: int, said: str) -> None:
+    def creating(manifest: Mapping[str, Any]) -> None:
+        if manifest["kind"] == "Workload":
+            raise ApiRefusalError("create workloads", Status(code, "NotFound", "may not create workloads"))
+
+    life.world.add_node("node", gpus=1)
+    life.operator.client.on_create = creating
+    life.submit()
+    life.live(10)
+    assert life.admitted().reason is Reason.WAITING_FOR_KUEUE
+    assert said in life.admitted().message
+    assert not life.pods()
+    life.operator.client.on_create = lambda manifest: None
+    life.kueue.add_flavor("any", gpus=1)
+    life.until(life.runs)
+
+
+def test_a_workload_that_was_deactivated_stays_so(life: Life) -> None:
+    life.world.add_node("node", gpus=1)
+    life.kueue.add_flavor("any", gpus=1)
+    life.submit()
+    life.until(life.runs)
+    life.kueue.deactivate(life.workload())
+    life.until(lambda: not life.pods())
+    life.live(20)
+    assert life.kueue.free("any") == 1, "its quota is given back"
+    assert life.world.workloads[life.workload()]["spec"]["active"] is False
+    assert "deactivated" in life.admitted().message
+    workload = life.world.workloads[life.workload()]
+    life.world.workloads[life.workload()] = {**workload, "spec": {**workload["spec"], "active": True}}
+    life.until(life.runs)
+
+
+def test_a_job_that_asks_for_more_asks_kueue_again(life: Life) -> None:
+    """While it waits, and while it runs: it never uses more than it was admitted for, but for a notice."""
+    life.world.add_node("node", gpus=4)
+    life.kueue.add_flavor("any", gpus=2)
+    life.submit(minReplicas=3, maxReplicas=3)
+    life.live(5)
+    life.world.change_spec("ns/job", minReplicas=1, maxReplicas=1)
+    life.until(life.runs)
+    life.world.change_spec("ns/job", minReplicas=3, maxReplicas=3)
+    most: list[int] = []
+    life.on_step = lambda: most.append(len(life.pods()))
+    life.until(lambda: life.admitted().reason is Reason.WAITING_FOR_KUEUE)
+    assert max(most) == 1
+    life.kueue.quota["any"] = 3
+    life.until(lambda: life.runs() and len(life.pods()) == 3)
+
+
+def test_lent_gpus_are_given_back_for_a_workload_that_waits(life: Life) -> None:
+    """Of all its pods, or of none: where it could not run anyway, GPUs stay lent. And none are lent as it waits."""
+    life.world.add_node("node", gpus=3)
+    life.kueue.add_flavor("any", gpus=1)
+    life.submit(maxReplicas=3)
+    life.until(lambda: life.runs() and life.status().scheduling.extra == 2)
+    too_large = life.kueue.add_stranger("large", count=3)
+    life.live(20)
+    assert life.status().scheduling.extra == 2
+    life.world.delete_workload(too_large)
+
+    waits = life.kueue.add_stranger("waits", count=2)
+    life.until(lambda: life.status().scheduling.extra == 0)
+    assert life.status().preemptions == 0, "with notice"
+    life.live(20)
+    assert life.status().scheduling.extra == 0
+    life.world.delete_workload(waits)
+    life.until(lambda: life.status().scheduling.extra == 2)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "active"),
+    [
+        ("Inadmissible", "LocalQueue queue doesn't exist", True),
+        ("Pending", "insufficient quota: request (9) > maximum capacity (4)", True),
+        ("Pending", "", False),
+    ],
+)
+def test_nothing_is_given_back_for_a_workload_that_is_never_admitted(
+    life: Life, reason: str, message: str, active: bool
+) -> None:
+    life.world.add_node("node", gpus=2)
+    life.kueue.add_flavor("any", gpus=1)
+    life.submit(maxReplicas=2)
+    life.until(lambda: life.status().scheduling.extra == 1)
+    life.kueue.away = True
+    never = life.kueue.add_stranger("never", active=active)
+    life.kueue.say(never, "QuotaReserved", False, message, reason)
+    life.live(20)
+    assert life.status().scheduling.extra == 1

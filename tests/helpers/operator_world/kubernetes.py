@@ -36,10 +36,6 @@ class Kubernetes(ApiObjects):
         """How the leaders of a job behave, by its key."""
         self.ran: dict[str, float] = defaultdict(float)
         """Seconds for which leaders' containers ran, by UID of their job."""
-        self.reported: dict[str, float] = defaultdict(float)
-        """Budget seconds that leaders have reported, by UID of their job."""
-        self.failures: dict[str, int] = defaultdict(int)
-        """Containers of base workers that ended with another code than 0, by UID of their job."""
         self.done: dict[tuple[str, int], str] = {}
         """Base workers of programs, by UID of the job and index, that have ended with 0 by themselves, and the UIDs of
         their pods; but for those whose ends nobody can know of."""
@@ -68,15 +64,6 @@ class Kubernetes(ApiObjects):
         else:
             self._unready_since.setdefault(name, self.now)
             self.once_lost |= {pod["metadata"]["uid"] for pod in self.pods.values() if node_of(pod) == name}
-
-    def set_cordoned(self, name: str, cordoned: bool) -> None:
-        """Let a node take new pods, or none."""
-        self.nodes[name] = {**self.nodes[name], "spec": {"unschedulable": True} if cordoned else {}}
-
-    def set_gpus(self, name: str, gpus: int) -> None:
-        """Let a node have so many healthy GPUs; pods that hold others run on."""
-        node = self.nodes[name]
-        self.nodes[name] = {**node, "status": {**node["status"], "allocatable": {GPU: str(gpus)}}}
 
     def remove_node(self, name: str) -> None:
         """Let a node be gone, and all that ran on it."""
@@ -270,7 +257,6 @@ class Kubernetes(ApiObjects):
     def _end(self, key: str, code: int, at: float | None = None, *, container: str = "", **status: str) -> None:
         pod = self.pods[key]
         self.processes.pop(pod["metadata"]["uid"], None)
-        self.failures[owner_of(pod) or ""] += code != 0
         if ended_at(pod) is not None:
             return
         states = {each["name"]: each["state"] for each in pod["status"].get("containerStatuses", ())}

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from espalier_core.files.documents import dumps, loads
+from espalier_core.files.documents import dumps
 from espalier_core.types.job import ALLOCATION_ANNOTATION, REPORT_KEY
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
@@ -241,13 +241,6 @@ class Process:
             step=int(self.used * 10),
             updated_time=utc(world.now),
         )
-        there = config_map.get("data", {}).get(REPORT_KEY)
-        successor = world.processes.get(there and loads(there, Report, "the ConfigMap").incarnation)
-        if successor is not None and successor.started_at > self.started_at:
-            # What it trained on a lost node, next to its successor, does not count; what that reported may be unseen.
-            world.reported[self.job_uid] = min(world.reported[self.job_uid], self.used)
-        else:
-            world.reported[self.job_uid] = max(world.reported[self.job_uid], self.used)
         fields = [{"manager": "espalier-trainer", "time": time_at(world.now)}]
         metadata = {**config_map["metadata"], "managedFields": fields}
         world.config_maps[key] = {**config_map, "metadata": metadata, "data": {REPORT_KEY: dumps(said)}}

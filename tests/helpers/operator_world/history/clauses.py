@@ -27,6 +27,10 @@ A history checks these whenever the operator has come to rest, that is: has seen
     for want of its GPUs, though its pod is deleted, unless no operator could see or record that before. A program
     whose leader was done is over. Side-cars that outlive a worker, in any place, do not keep its GPUs. An operator that
     was frozen writes no status over one that it has not seen (`completed`).
+10. *Statuses are true, whatever becomes of operators and calls.* Budgets, generations, attempts, restarts and
+    preemptions never fall, and no budget runs faster than leaders do; only a decision changes what is granted or asked
+    for; a job has one leader, whom its allocation has reached, and no pod that its status does not want; conditions
+    have sentences, and those of an end are final (`kept`).
 
 Devices of dynamic resource allocation are GPUs of a kind like others. A claim keeps its own for a while after its pod:
 they count as being given back.
@@ -61,6 +65,7 @@ from espalier_operator.model.actions import (
 from operator_world.history.completed import Completed
 from operator_world.history.demands import demand
 from operator_world.history.ends import Ends
+from operator_world.history.kept import Kept
 from operator_world.history.lending import Lent
 from operator_world.history.quotas import Quotas
 from operator_world.history.refused import Refused
@@ -81,7 +86,7 @@ class Clauses:
     """Watches over one operator of a world."""
 
     def __init__(
-        self, world: SharedCluster, rules: Rules, patience: float, *, controller: str, is_fair: bool = True
+        self, world: SharedCluster, kept: Kept, rules: Rules, patience: float, *, controller: str, is_fair: bool = True
     ) -> None:
         """Nothing has happened yet. `patience`: a notice and a cooldown, of those that jobs ask for the longest.
 
@@ -91,6 +96,7 @@ class Clauses:
         self._quotas = Quotas(world, self._room)
         self._returns, self._ends = Returns(world, self._room, patience), Ends(world)
         self._completed = Completed(world)
+        self.kept = kept
         self._waiting = Waiting(world, self._room, self._quotas, self._returns, rules, patience, is_fair=is_fair)
         self.refused = Refused(world, rules)
         self._lent = Lent(world, self._room, self._quotas, patience)
@@ -118,6 +124,7 @@ class Clauses:
         """
         self.plan, self._plans_by_that = plan, self.is_fresh
         self._ends.planned(snapshot, plan, self.checked)
+        self.kept.planned(plan)
         if self.is_fresh:
             self._ends.saw(plan, self.checked)
             self._completed.saw(plan, self.checked)
@@ -220,6 +227,7 @@ class Clauses:
         self._returns.judge(jobs, self.checked)
         self._ends.judge(self.checked)
         self._completed.judge(jobs, self.checked)
+        self.kept.judge(jobs)
         self.refused.judge(jobs, self.checked)
 
     def _pins_have_room(self) -> None:

@@ -13,6 +13,7 @@ from espalier_operator.policies import Policy
 from operator_world.history.deciding import Deciding, by_policy, by_policy_file, drawn
 from operator_world.history.demands import ClauseError
 from operator_world.history.devices import KINDS as DEVICE_KINDS
+from operator_world.history.kept import Kept
 from operator_world.history.kinds import PLAIN, Kind
 from operator_world.history.watched import Watched
 from operator_world.history.world import DEFAULTS, KINDS, NAMESPACES, SharedCluster
@@ -49,6 +50,7 @@ class Stage:
         """What has happened, for people."""
         scheduler = KubeScheduler(self.random.choice((LEAST_ALLOCATED, MOST_ALLOCATED)), Random(seed))
         self.world = SharedCluster(scheduler, self.random)
+        self._kept = Kept(self.world)
         self.kinds = {
             **(DEVICE_KINDS if kind.has_devices else {}),
             **KINDS,
@@ -124,6 +126,7 @@ class Stage:
         settings = replace(SETTINGS, controller_name=controller, other_gpu_resources=resources)
         return Watched(
             self.world,
+            self._kept,
             deciding,
             settings,
             self.rules,

@@ -13,6 +13,7 @@ from espalier_operator.model.actions import Plan
 from operator_world.history.clauses import Clauses
 from operator_world.history.deciding import Deciding
 from operator_world.history.draws import COOLDOWNS, NOTICES
+from operator_world.history.kept import Kept
 from operator_world.history.world import SharedCluster
 from operator_world.invariants import check
 from operator_world.kube_operator import KilledError, LiveOperator
@@ -24,6 +25,7 @@ class Watched:
     def __init__(
         self,
         world: SharedCluster,
+        kept: Kept,
         deciding: Deciding,
         settings: KubeSettings,
         rules: Rules,
@@ -38,8 +40,9 @@ class Watched:
         self._world, self._runner, self._say, self._judges_plans = world, runner, say, judges_plans
         self._settings, self._rules, self._deciding = settings, rules, deciding
         patience, name = max(NOTICES) + max(COOLDOWNS), settings.controller_name
-        self.clauses = Clauses(world, rules, patience, controller=name, is_fair=deciding.is_fair)
+        self.clauses = Clauses(world, kept, rules, patience, controller=name, is_fair=deciding.is_fair)
         self._is_quiet = False
+        self._seen_at = self._ticked_at = world.now
         self.operator = self._next_life()
 
     def look(self) -> bool:
@@ -47,6 +50,7 @@ class Watched:
         changed = self.operator.see(*self._kinds)
         due = self.operator.due is not None and self.operator.due <= self._world.now
         self.clauses.saw_all()
+        self._seen_at = self._world.now
         return not self._is_quiet or changed or due or self.operator.woken
 
     def work(self) -> None:
@@ -67,6 +71,9 @@ class Watched:
     def tick(self) -> bool:
         """Let it work once by what it sees; return whether it lives."""
         knows_queues = self.operator.view["queues"] == self._world.queues
+        now = self._world.now
+        self.clauses.kept.blind += max(0.0, now - max(self._seen_at, self._ticked_at))
+        self._ticked_at = now
         try:
             self.operator.tick()
         except KilledError:
@@ -76,6 +83,7 @@ class Watched:
         finally:
             if not knows_queues:
                 self.clauses.count_again()  # what it has granted is right by the quotas that it saw
+        self.clauses.kept.look()
         return True
 
     def restart(self) -> None:

@@ -19,7 +19,7 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.status import JobPhase
 from espalier_operator.cluster.capacity import Supply
 from espalier_operator.cluster.resource_quotas import NamespaceLedger
-from espalier_operator.job import ends
+from espalier_operator.job import ends, progress
 from espalier_operator.job.state import JobState
 from espalier_operator.kube import snapshot
 from espalier_operator.kube.backend import KubeBackend
@@ -320,6 +320,92 @@ def test_a_former_leader_whose_status_is_taken_breaks_clause_9(monkeypatch: pyte
 
     monkeypatch.setattr(Kubernetes, "put_status", put)
     assert "a former leader has written its status" in breaks(9, kind=Kind(has_frozen_operators=True))
+
+
+# ---- statuses are true: fails where the operator is broken
+
+
+def test_a_budget_that_runs_by_itself_breaks_clause_10(stage: Stage, broken: Broken) -> None:
+    right = progress.look
+
+    def wrong(*given: Any) -> JobState:
+        state = right(*given)
+        return replace(state, used_seconds=state.used_seconds + 9 * state.active)
+
+    broken(progress, "look", wrong)
+    stage.world.add_machine("node", 4, 16, {}, [])
+    submit(stage, "job")
+    assert "s are counted, leaders ran" in fails(stage, 10)
+
+
+def test_an_operator_that_begins_and_does_not_know_the_type_of_a_job_breaks_clause_10(
+    stage: Stage, broken: Broken
+) -> None:
+    right = managed_job.state_of
+    broken(managed_job, "state_of", lambda *given: replace(right(*given), gpu_type="other"))
+    stage.world.add_machine("node", 4, 16, {}, [])
+    submit(stage, "job")
+    lives(stage, 8)
+    stage.operators[0].restart()
+    assert "gpu_type changed, which nobody decided" in fails(stage, 10)
+
+
+def test_a_job_that_is_gone_and_not_yet_seen_to_be_is_looked_at_again(stage: Stage) -> None:
+    """Its status cannot be written, and the operator does not fall silent about it."""
+    operator = stage.operators[0].operator
+    stage.world.add_machine("node", 1, 16, {}, [])
+    submit(stage, "job")
+    operator.see("jobs", "nodes")
+    stage.world.delete_job("vision/job")
+    operator.tick()
+    (job,) = operator.backend.jobs.values()
+    assert job.state.active, "the operator admits what it still sees"
+    assert job.due_at is not None
+    stage.rest()
+    assert not operator.backend.jobs
+
+
+def test_a_status_that_was_written_without_an_answer_keeps_its_times(stage: Stage) -> None:
+    submit(stage, "job", suspend=True)
+    operator = stage.operators[0].operator
+    operator.see(*stage.kinds)
+    operator.client.unanswered = 1
+    operator.tick()
+    first = only_job(stage).status
+    stage.world.pass_time(30.0)
+    operator.tick()
+    assert first.conditions
+    assert only_job(stage).status == first
+
+
+def test_a_leader_that_cannot_be_pulled_again_gives_its_gpus_back_until_it_can(stage: Stage) -> None:
+    stage.world.add_machine("node", 1, 16, {}, [])
+    submit(stage, "job", timeBudgetSeconds=40)
+    lives(stage, 12)
+    (leader,) = (process for process in stage.world.processes.values() if process.leads)
+    stage.world.unable_to_pull.add("node")
+    leader.crash(stage.world, 1)
+    lives(stage, 10)
+    assert stage.world.free("node") == 0, "it may still be pulled"
+    lives(stage, 20)
+    assert stage.world.free("node") == 1
+    stage.world.unable_to_pull.clear()
+    lives(stage, 120)
+    assert only_job(stage).status.phase is JobPhase.COMPLETE
+
+
+def test_an_extra_worker_that_cannot_be_pulled_is_given_up(stage: Stage) -> None:
+    stage.world.add_machine("first", 1, 16, {}, [])
+    submit(stage, "job", maxReplicas=2)
+    lives(stage, 8)
+    stage.world.add_machine("second", 1, 16, {}, [])
+    stage.world.unable_to_pull.add("second")
+    lives(stage, 4)
+    assert stage.world.free("second") == 0
+    lives(stage, 20)
+    assert stage.world.free("second") == 1, "and it is lent no more for a while"
+    status = only_job(stage).status
+    assert (status.preemptions, status.scheduling.extra) == (0, 0)
 
 
 # ---- two operators, two kinds of GPU, and a policy file that does not answer: each is judged, too

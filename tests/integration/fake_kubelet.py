@@ -138,13 +138,6 @@ class FakeKubelet:
         pod = self._server.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
         self._server.request("PATCH", f"{_path(pod)}/status", {"status": _ended(pod, exit_code, message)})
 
-    def end_container(self, namespace: str, name: str, container: str, exit_code: int) -> None:
-        """Let one container of a pod end; the others run on, and the pod with them."""
-        pod = self._server.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
-        (ended,) = (each for each in _ended(pod, exit_code, "")["containerStatuses"] if each["name"] == container)
-        statuses = [ended if each["name"] == container else each for each in pod["status"]["containerStatuses"]]
-        self._server.request("PATCH", f"{_path(pod)}/status", {"status": {"containerStatuses": statuses}})
-
     def pods(self, namespace: str, selector: str = "") -> list[Pod]:
         """Return the pods of a namespace, by name."""
         path = f"/api/v1/namespaces/{namespace}/pods"

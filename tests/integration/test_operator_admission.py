@@ -78,51 +78,6 @@ def test_pods_with_scheduling_gates_hold_no_gpus(world: World) -> None:
     world.until_condition("gated", "Running", "True", "Running")
 
 
-@pytest.mark.parametrize("program", [False, True])
-def test_where_one_of_two_workers_is_gated_no_budget_runs_until_it_is_let_go(world: World, program: bool) -> None:
-    """Its GPU is for others meanwhile, and the first start knows of no deadline."""
-    world.kubelet.add_node("node", 2)
-    world.operate(start_up_allowance_seconds=0.5)
-    world.trainers.silent.add("job")
-    gate = [{"op": "add", "path": "/spec/schedulingGates", "value": [{"name": "example.com/queue"}]}]
-    with Webhook(world.server, world.namespace, lambda pod: gate if "job-base-1" in pod["metadata"]["name"] else []):
-        kind = {"program": {}} if program else {}
-        world.jobs.make("job", minReplicas=2, maxReplicas=2, preRunningDeadlineSeconds=2, **kind)
-        world.until_condition("job", "Running", "False", "SchedulingGated")
-        world.until("its leader runs", lambda: world.running("job") == ["job-base-0-0"])
-        world.jobs.make("next")
-        world.until_condition("next", "Running", "True", "Running")
-        assert world.jobs.condition("job", "Running") == ("False", "SchedulingGated")
-        status = world.jobs.status("job")
-        assert (status["timeBudget"]["usedSeconds"], status["scheduling"]["gated"]) == (0, 1)
-        assert status["scheduling"]["trained"] is False
-        assert '"waitsForWorkers":true' in world.pods("job")["job-base-0-0"]["metadata"]["annotations"][
-            "espalier.dev/allocation"
-        ].replace(" ", "")
-    world.jobs.delete("next")
-    world.delete_pod("next-base-0-0")
-    pod = f"/api/v1/namespaces/{world.namespace}/pods/job-base-1-0"
-    world.server.request("PATCH", pod, {"spec": {"schedulingGates": None}})
-    world.until_condition("job", "Running", "True", "NoReport" if not program else "Running")
-
-
-def test_a_lent_worker_that_is_gated_is_given_up_and_said_so(world: World) -> None:
-    world.kubelet.add_node("node", 2)
-    world.operate()
-    gate = [{"op": "add", "path": "/spec/schedulingGates", "value": [{"name": "example.com/queue"}]}]
-    with Webhook(world.server, world.namespace, lambda pod: gate if "extra" in pod["metadata"]["name"] else []):
-        world.jobs.make("job", maxReplicas=2, training={"elasticBatch": "keepGlobal"})
-        world.until_condition("job", "ExtraGPUsGranted", "False", "SchedulingGated")
-        world.until("its pod is gone", lambda: list(world.pods("job")) == ["job-base-0-0"])
-        assert world.jobs.condition("job", "Running") == ("True", "Running")
-
-
-def restricted(world: World) -> None:
-    """Let Pod Security refuse what shares the network of its node."""
-    labels = {"pod-security.kubernetes.io/enforce": "baseline"}
-    world.server.request("PATCH", f"/api/v1/namespaces/{world.namespace}", {"metadata": {"labels": labels}})
-
-
 def limited(world: World) -> None:
     """Let a LimitRange refuse what requests more than a millicore."""
     limits = {"spec": {"limits": [{"type": "Container", "max": {"cpu": "1m"}}]}, "metadata": {"name": "small"}}
@@ -163,15 +118,3 @@ def test_pods_that_admission_refuses_hold_no_gpus(world: World) -> None:
     for job, words in {"policy": "not on its network", "runtime": "missing", "limits": "maximum cpu"}.items():
         world.until_condition(job, "Admitted", "False", "PodRejected")
         assert words in message(world, job, "Admitted")
-
-
-def test_pod_security_refuses_a_job_and_the_next_one_starts(world: World) -> None:
-    """It needs all GPUs, and so does the next."""
-    world.kubelet.add_node("node", 2)
-    restricted(world)
-    world.operate(**QUICK)
-    world.jobs.make("greedy", minReplicas=2, maxReplicas=2, pod={"hostNetwork": True})
-    world.until_condition("greedy", "Admitted", "False", "PodRejected")
-    world.jobs.make("next", minReplicas=2, maxReplicas=2)
-    world.until_condition("next", "Running", "True", "Running")
-    assert world.jobs.status("greedy")["phase"] == "Pending"

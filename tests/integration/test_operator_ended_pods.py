@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from operators import World
-from webhooks import Webhook
 
 
 def make(world: World, name: str, **spec: Any) -> None:
@@ -25,34 +24,6 @@ def completed(world: World, job: str) -> list[int]:
     """Return the workers of a job that are recorded as completed."""
     found: list[int] = world.jobs.status(job).get("scheduling", {}).get("completedWorkers", [])
     return found
-
-
-def test_a_worker_that_was_done_needs_no_gpu_and_is_never_run_again(world: World) -> None:
-    """Its pod is cleaned up, its GPU goes to somebody else, its job waits and goes on, operators come and go."""
-    world.kubelet.add_node("node", 2)
-    first = world.operate()
-    make(world, "pair", minReplicas=2, maxReplicas=2)
-    world.until("both run", lambda: len(world.running("pair")) == 2)
-    world.kubelet.end(world.namespace, "pair-base-1-0", 0)
-    world.until("that is recorded", lambda: completed(world, "pair") == [1])
-    delete_ended(world)
-    make(world, "next")
-    world.until_condition("next", "Running", "True", "Running")
-    assert set(world.pods("pair")) == {"pair-base-0-0"}, "its GPU was free, and nobody has ended the leader"
-    first.stop()
-    world.operate()
-    make(world, "last")
-    world.until_condition("last", "Admitted", "False", "NoFreeGPU")
-    assert world.running("pair") == ["pair-base-0-0"]
-    world.jobs.change("pair", suspend=True)
-    world.until_condition("last", "Running", "True", "Running")
-    world.jobs.delete("next")
-    world.jobs.change("pair", suspend=False)
-    world.until("the leader is back, on one GPU", lambda: world.running("pair") == ["pair-base-0-1"])
-    world.until_condition("pair", "Running", "True", "Running")
-    assert set(world.pods("pair")) == {"pair-base-0-1"}
-    status = world.jobs.status("pair")
-    assert (status["preemptions"], status["scheduling"]["failures"]) == (0, 0)
 
 
 @pytest.mark.parametrize(("code", "phase"), [(0, "Succeeded"), (1, "Failed")])
@@ -93,30 +64,3 @@ def test_ends_count_that_no_operator_was_there_to_see(world: World) -> None:
     assert [each["preemptions"] for each in found.values()] == [0, 0, 0]
     assert found["failed"]["scheduling"]["failures"] == 1
     assert set(world.pods("pair")) == {"pair-base-0-0"}
-
-
-def inject(place: str) -> list[dict[str, Any]]:
-    """Return what a webhook of a service mesh does to a pod."""
-    proxy = {"name": "istio-proxy", "image": "proxy:1", "resources": {}}
-    return [{"op": "add", "path": f"/spec/containers/{place}", "value": proxy}]
-
-
-@pytest.mark.parametrize("place", ["0", "-"])
-def test_a_side_car_hides_no_exit_and_keeps_no_gpu(world: World, place: str) -> None:
-    """It runs on when the worker has ended."""
-    world.kubelet.add_node("node", 2)
-    with Webhook(world.server, world.namespace, lambda pod: inject(place)):
-        world.operate(restart_seconds=0.1)
-        make(world, "pair", minReplicas=2, maxReplicas=2, backoffLimit=1)
-        world.until("both run", lambda: len(world.running("pair")) == 2)
-        names = [each["name"] for each in world.pods("pair")["pair-base-0-0"]["spec"]["containers"]]
-        assert set(names) == {"trainer", "istio-proxy"}
-        world.kubelet.end_container(world.namespace, "pair-base-1-0", "trainer", 0)
-        world.until("its pod is deleted", lambda: set(world.pods("pair")) == {"pair-base-0-0"})
-        assert completed(world, "pair") == [1]
-        world.kubelet.end_container(world.namespace, "pair-base-0-0", "trainer", 1)
-        world.until("the leader is started again", lambda: world.running("pair") == ["pair-base-0-1"])
-        assert world.jobs.status("pair")["scheduling"]["failures"] == 1
-        world.kubelet.end_container(world.namespace, "pair-base-0-1", "trainer", 0)
-        world.until_condition("pair", "Complete", "True", "Completed")
-        world.until("no pod is left", lambda: not world.pods("pair"))

@@ -20,11 +20,6 @@ def named(*names: str, code: int = 0) -> Any:
     return lambda job, pods: code if job["metadata"]["name"] in names else None
 
 
-def touch(world: World, job: str) -> None:
-    """Change a job in a way that means nothing, so that its leader looks at it."""
-    world.server.request("PATCH", f"{world.jobs.path}/{job}", {"metadata": {"labels": {"touched": "now"}}})
-
-
 def say(world: World, job: str, text: str) -> None:
     """Write a job's report."""
     path = f"/api/v1/namespaces/{world.namespace}/configmaps/{job}-report"
@@ -117,106 +112,6 @@ def test_suspended_it_gives_all_back_and_resumed_it_goes_on_with_its_budget(worl
     world.until_condition("job", "Running", "True", "Running")
     assert used <= world.jobs.status("job")["timeBudget"]["usedSeconds"] < used + 5
     assert world.running("job")[0] == "job-base-0-1", "another attempt, another pod"
-
-
-def test_an_image_that_cannot_be_pulled_ends_the_job_within_its_deadline(world: World) -> None:
-    """While it tries, the condition says why it does not run."""
-    world.kubelet.add_node("node", 1)
-    world.kubelet.missing_images.add("trainer:dev")
-    world.operate()
-    world.jobs.make("job", preRunningDeadlineSeconds=8)
-    world.until_condition("job", "Running", "False", "ImagePullFailed")
-    world.until_condition("job", "Failed", "True", "ImagePullFailed")
-    world.until("its pod is gone", lambda: world.pods("job") == {})
-    assert world.jobs.status("job")["phase"] == "Failed"
-
-
-def test_a_job_whose_leader_cannot_be_started_again_gives_its_gpus_back_and_waits_with_the_cause(world: World) -> None:
-    world.kubelet.add_node("node", 1)
-    world.operate()
-    world.jobs.make("job")
-    world.until_condition("job", "Running", "True", "Running")
-    world.until("it has trained", lambda: world.jobs.status("job")["timeBudget"]["usedSeconds"] > 0)
-    world.kubelet.missing_images.add("trainer:dev")
-    world.delete_pod("job-base-0-0")
-    world.until_condition("job", "Running", "False", "ImagePullFailed")
-    world.jobs.change("job", preRunningDeadlineSeconds=1)  # not before: a busy machine may take longer to start it
-    world.until_condition("job", "Admitted", "False", "ImagePullFailed")
-    world.until("its pods are gone", lambda: world.running("job") == [])
-    status = world.jobs.status("job")
-    failure = status["scheduling"]["lastFailure"]
-    assert status["phase"] == "Pending"
-    assert failure.startswith("no leader trains ")
-    assert "ImagePullBackOff" in failure
-
-
-def test_a_leader_that_does_not_begin_to_train_is_ended(world: World) -> None:
-    """Nobody holds GPUs without training."""
-    world.kubelet.add_node("node", 1)
-    world.operate()
-    world.trainers.silent.add("job")
-    world.jobs.make("job", preRunningDeadlineSeconds=2)
-    world.until_condition("job", "Failed", "True", "PreRunningDeadlineExceeded")
-
-
-def test_failures_and_preemptions_are_counted_apart(world: World) -> None:
-    """Its own exits count for backoffLimit, being ended from outside for maxPreemptions."""
-    world.kubelet.add_node("node", 2)
-    world.operate()
-    world.trainers.ends_when = named("crashes", code=1)
-    world.jobs.make("crashes", backoffLimit=2)
-    world.until_condition("crashes", "Failed", "True", "CrashLoop")
-    status = world.jobs.status("crashes")
-    assert (status["scheduling"]["failures"], status["restarts"], status["preemptions"]) == (3, 2, 0)
-    message = next(c["message"] for c in status["conditions"] if c["type"] == "Failed")
-    assert "backoffLimit 2" in message
-    assert "exit code 1" in message
-
-    world.jobs.make("preempted", backoffLimit=0, maxPreemptions=1)
-    for attempt in range(2):
-        world.until("it runs", lambda name=f"preempted-base-0-{attempt}": name in world.running("preempted"))
-        world.until_condition("preempted", "Running", "True", "Running")
-        world.delete_pod(f"preempted-base-0-{attempt}")
-    world.until_condition("preempted", "Failed", "True", "TooManyPreemptions")
-    status = world.jobs.status("preempted")
-    assert (status["scheduling"]["failures"], status["preemptions"]) == (0, 2)
-
-
-def test_an_image_that_never_reports_is_budgeted_explained_and_ended(world: World) -> None:
-    """It is lent nothing, and the condition says why."""
-    world.kubelet.add_node("node", 2)
-    world.operate(start_up_allowance_seconds=1.0, grace_seconds=0.5, persist_seconds=0.2)
-    world.trainers.silent.add("mute")
-    world.jobs.make("mute", timeBudgetSeconds=3, maxReplicas=2)
-    world.until_condition("mute", "Running", "True", "NoReport")
-    assert world.jobs.condition("mute", "ExtraGPUsGranted")[0] != "True"
-    world.until_condition("mute", "Complete", "True", "BudgetEnforced")
-    status = world.jobs.status("mute")
-    assert status["timeBudget"]["usedSeconds"] >= 3
-    assert status["timeBudget"]["remainingSeconds"] == 0
-    world.until("its pod is gone", lambda: world.running("mute") == [])
-
-
-def test_the_budget_goes_on_when_the_operator_was_away(world: World) -> None:
-    """What the leader trained meanwhile is counted by the next operator."""
-    world.kubelet.add_node("node", 1)
-    first = world.operate(persist_seconds=0.2)
-    world.jobs.make("job")
-    world.until_condition("job", "Running", "True", "Running")
-    used = world.until(
-        "it used a second", lambda: (u := world.jobs.status("job")["timeBudget"]["usedSeconds"]) > 1 and u
-    )
-    first.kill()
-    asleep = world.jobs.status("job")["timeBudget"]["usedSeconds"]
-    assert asleep >= used
-    began = datetime.now(UTC)
-    world.until("two seconds pass", lambda: (datetime.now(UTC) - began).total_seconds() > 2)
-    assert world.jobs.status("job")["timeBudget"]["usedSeconds"] == asleep
-    world.operate(persist_seconds=0.2)
-    world.until("what passed is counted", lambda: world.jobs.status("job")["timeBudget"]["usedSeconds"] > asleep + 2)
-    status = world.jobs.status("job")
-    assert (status["restarts"], status["preemptions"]) == (0, 0)
-    assert world.running("job") == ["job-base-0-0"]
 
 
 def test_a_finished_job_is_deleted_after_its_ttl(world: World) -> None:

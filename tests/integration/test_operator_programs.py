@@ -44,37 +44,6 @@ def test_a_program_trains_as_soon_as_it_runs_fails_and_completes_by_its_exit_cod
     assert "program-report" not in names
 
 
-def test_a_suspended_program_is_ended_and_waits_and_its_budget_stays(world: World) -> None:
-    """Nobody but SIGTERM tells it."""
-    world.kubelet.add_node("node", 1)
-    world.operate()
-    make(world, "program")
-    world.until_condition("program", "Running", "True", "Running")
-    first = pod(world, "program")
-    world.jobs.change("program", suspend=True)
-    world.until_condition("program", "Suspended", "True", "Suspended")
-    world.until("its pod is gone", lambda: first not in world.pods("program"))
-    status = world.jobs.status("program")
-    used = status["timeBudget"]["usedSeconds"]
-    assert status["scheduling"]["failures"] == 0
-    world.jobs.change("program", suspend=False)
-    world.until_condition("program", "Running", "True", "Running")
-    assert pod(world, "program") != first
-    assert world.jobs.status("program")["timeBudget"]["usedSeconds"] >= used > 0
-
-
-def test_the_end_of_the_budget_is_a_normal_end(world: World) -> None:
-    """Its pod is deleted, which is SIGTERM, and the job is complete."""
-    world.kubelet.add_node("node", 1)
-    world.operate()
-    make(world, "program", timeBudgetSeconds=2)
-    world.until_condition("program", "Complete", "True", "BudgetExhausted")
-    world.until("its pod is gone", lambda: not world.pods("program"))
-    status = world.jobs.status("program")
-    assert status["timeBudget"]["usedSeconds"] >= 2
-    assert (status["scheduling"]["failures"], status["restarts"], status["preemptions"]) == (0, 0, 0)
-
-
 def test_the_leader_of_a_program_posts_its_progress_and_nobody_else_does(world: World, tmp_path: Path) -> None:
     """By the variables and the token of its pod, as Kubeflow Trainer's protocol has it."""
     world.kubelet.add_node("node", 2)

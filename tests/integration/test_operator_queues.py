@@ -27,22 +27,6 @@ def team(world: World) -> Iterator[str]:
     world.server.request("DELETE", f"{QUEUES}/{name}")
 
 
-def test_a_job_waits_for_its_quota_until_that_is_raised(world: World, team: str) -> None:
-    world.kubelet.add_node("node", 4)
-    world.operate()
-    world.jobs.make("first", queue=team)
-    world.until_condition("first", "Running", "True", "Running")
-    world.jobs.make("second", queue=team)
-    world.jobs.make("proud", queue=team, priority=6)
-    world.jobs.make("lost")
-    world.until_condition("second", "Admitted", "False", "QuotaExceeded")
-    world.until_condition("proud", "Admitted", "False", "PriorityTooHigh")
-    world.until_condition("lost", "Admitted", "False", "QueueNotFound")
-    world.server.request("PATCH", f"{QUEUES}/{team}", {"spec": {"quotas": [{"nominal": 2}]}})
-    world.until_condition("second", "Running", "True", "Running")
-    assert world.jobs.condition("proud", "Admitted") == ("False", "PriorityTooHigh")
-
-
 @pytest.mark.parametrize(
     ("name", "spec", "problem"),
     [
@@ -61,32 +45,6 @@ def test_what_cannot_be_meant_is_refused_with_the_field(
 ) -> None:
     with pytest.raises(ServerError, match=re.escape(problem)):
         api_server.request("POST", QUEUES, queue(name, **spec), fieldValidation="Strict", dryRun="All")
-
-
-def test_borrowed_gpus_return_with_a_checkpoint_in_between(world: World) -> None:
-    """The job that has them allows it, is asked to stop, waits, and goes on when they are free again."""
-    names = [f"{name}-{world.namespace}"[:52] for name in ("owner", "guest")]
-    owner, guest = names
-    for name in names:
-        spec = {"cohort": world.namespace[:52], "quotas": [{"nominal": 1}]}
-        world.server.request("POST", QUEUES, queue(name, **spec))
-    try:
-        world.kubelet.add_node("node", 2)
-        world.operate()
-        preemption = {"base": "Checkpoint", "minRuntimeSeconds": 0, "noticeSeconds": 5}
-        for name in ("stays", "yields"):
-            world.jobs.make(name, queue=guest, preemption=preemption if name == "yields" else {})
-            world.until_condition(name, "Running", "True", "Running")
-        world.jobs.make("owns", queue=owner)
-        world.until_condition("owns", "Running", "True", "Running")
-        assert world.jobs.condition("yields", "Admitted") == ("False", "QuotaExceeded")
-        status = world.jobs.status("yields")
-        assert (status["restarts"], status["preemptions"]) == (0, 0)
-        world.jobs.delete("owns")
-        world.until_condition("yields", "Running", "True", "Running")
-    finally:
-        for name in names:
-            world.server.request("DELETE", f"{QUEUES}/{name}")
 
 
 def test_the_status_of_a_queue_tells_usage_and_who_waits(world: World, team: str) -> None:

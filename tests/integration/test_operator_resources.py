@@ -9,7 +9,6 @@ from apiserver import ServerError
 from operators import World
 
 from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE
-from espalier_operator.kube.settings import CORDONED
 
 AMD, MIG = "amd.com/gpu", "nvidia.com/mig-1g.5gb"
 
@@ -74,38 +73,3 @@ def test_a_template_with_two_resources_or_none_is_refused_with_the_field(world: 
     claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]}
     world.jobs.make("claims", template={"spec": {"containers": [container], **claims}})
     world.until_condition("claims", "Admitted", "False", "InvalidSpec")
-
-
-def test_work_moves_with_notice_from_a_node_that_is_about_to_go(world: World) -> None:
-    """Extra workers are asked back, a base that allows it saves and moves, another stays, and nothing new comes."""
-    world.kubelet.add_node("going", 3)
-    world.operate()
-    keep = {"noticeSeconds": 5, "cooldownSeconds": 0, "minRuntimeSeconds": 0}
-    world.jobs.make("stays")
-    world.until_condition("stays", "Running", "True", "Running")
-    world.jobs.make("moves", maxReplicas=2, preemption={"base": "Checkpoint", **keep})
-    world.until_lent("moves")
-    world.kubelet.add_node("new", 1)
-    taint = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1732500000", "effect": "NoSchedule"}
-    world.server.request("PATCH", "/api/v1/nodes/going", {"spec": {"taints": [taint]}})
-    # An Event of the stop is not asked for: a status that is written late skips it.
-    world.until("it moves", lambda: running_on(world, "moves") == ["new"])
-    world.until_condition("moves", "Running", "True", "Running")
-    status = world.jobs.status("moves")
-    assert (status["restarts"], status["preemptions"]) == (0, 0)
-    assert running_on(world, "stays") == ["going"]
-    world.jobs.make("later")
-    world.until_condition("later", "Admitted", "False", "NoFreeGPU")
-
-
-def test_extra_workers_leave_a_cordoned_node_and_others_can_be_told_to_stay(world: World) -> None:
-    world.kubelet.add_node("node", 2)
-    operator = world.operate()
-    world.jobs.make("job", maxReplicas=2, preemption={"noticeSeconds": 5, "cooldownSeconds": 0, "minRuntimeSeconds": 0})
-    world.until_lent("job")
-    world.kubelet.cordon("node")
-    world.until("it is given back", lambda: world.running("job") == ["job-base-0-0"])
-    world.until_event("job", "GPULost", "ReclaimAcknowledged")
-    assert CORDONED in operator.settings.departing_nodes
-    world.kubelet.cordon("node", False)
-    world.until_lent("job")

@@ -12,28 +12,13 @@ from typing import Any, Final
 
 from paced import paced_digits
 
-SLOW: Final = """
-import time
-from torch import nn
-
-class Slow(nn.Sequential):
-    def forward(self, inputs):
-        time.sleep(1e-3 * len(inputs))
-        return super().forward(inputs)
-
-def network():
-    return Slow(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-"""
-"""A network on a device of its own that takes 1 ms an example, for which the CPU waits: what a GPU is to a worker."""
-
 PACED_DIGITS: Final = {"entrypoint": "paced:digits"}
-SLOW_NETWORK: Final = {"entrypoint": "slow:network"}
 MOUNT: Final = "/models-of-tests"
 MODELS: Final = {
     "apiVersion": "v1",
     "kind": "ConfigMap",
     "metadata": {"name": "models"},
-    "data": {"paced.py": paced_digits(0.04), "slow.py": SLOW},
+    "data": {"paced.py": paced_digits(0.04)},
 }
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from kube import Nodes, Space, digits, kubectl, stranger, wait_for, waiting
-from paced_models import SLOW_NETWORK
 
 pytestmark = pytest.mark.without_agent
 
@@ -28,25 +26,6 @@ def elastic(name: str, most: int = 2, **training: Any) -> dict[str, Any]:
 
 def step(space: Space, job: str) -> int:
     return int(space.report(job).get("step", 0))
-
-
-def pace(space: Space, job: str, seconds: float) -> float:
-    """Return the optimizer steps a second over about `seconds`, from one report of the leader to another."""
-    first, begun = _next_report(space, job)
-    time.sleep(seconds)
-    last, ended = _next_report(space, job)
-    return float((last["step"] - first["step"]) / (ended - begun))
-
-
-def _next_report(space: Space, job: str) -> tuple[dict[str, Any], float]:
-    """Return the next report that the leader makes, and when it was seen."""
-    known = space.report(job)["updatedTime"]
-
-    def another() -> dict[str, Any] | None:
-        found = space.report(job)
-        return found if found["updatedTime"] != known else None
-
-    return wait_for(f"{job} reports", another, every=0.1), time.monotonic()
 
 
 def loss(space: Space, job: str) -> float:
@@ -98,22 +77,6 @@ def test_pods_train_together_and_part_with_notice(space: Space, nodes: Nodes) ->
     assert (status["restarts"], status["preemptions"]) == (0, 0)
 
 
-def test_a_second_worker_makes_training_faster(space: Space, nodes: Nodes, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where a step is long enough to be shared, and each worker has a device for it: a network of a user's own."""
-    nodes.set_gpus(1)
-    space.apply(elastic("slow", model=SLOW_NETWORK, batchSize=512))
-    space.wait_condition("slow", "Running")
-    wait_for("it trains", lambda: step(space, "slow") > 5)
-    alone = pace(space, "slow", 8)
-    nodes.set_gpus(2)
-    space.wait_extra("slow", 1)
-    wait_for("two train together", lambda: space.training("slow") == 2)
-    both = pace(space, "slow", 8)
-    with capsys.disabled():
-        print(f"\nsteps of 512 examples a second: {alone:.2f} of one worker, {both:.2f} of two")
-    assert both > 1.3 * alone
-
-
 def test_pods_that_vanish_cost_a_moment(space: Space, nodes: Nodes) -> None:
     leader = two_train(space, nodes, elastic("together"))
     extra = space.pods("together", "extra")[0]["metadata"]["name"]
@@ -158,23 +121,6 @@ def test_a_pod_that_kube_scheduler_evicts_is_missed_no_more(space: Space, nodes:
         wait_for("a new worker has joined", lambda: space.training("together") == 2)
         space.trains_on("together")
     assert space.status("together")["restarts"] == 0
-
-
-@pytest.mark.nodes(2)
-def test_two_jobs_share_what_is_spare(space: Space, nodes: Nodes) -> None:
-    """Of equal priority: the second does not find all of it held by the first until its end."""
-    nodes.set_gpus(2, 2)
-    space.apply(elastic("first", most=3))
-    space.wait_extra("first", 2)
-    wait_for("three train together", lambda: space.training("first") == 3)
-    space.apply(elastic("second", most=3))
-    space.wait_extra("second", 1)
-    for job in ("first", "second"):
-        wait_for(f"two of {job} train together", lambda job=job: space.training(job) == 2)  # type: ignore[misc]
-        space.trains_on(job)
-        status = space.status(job)
-        assert (status["scheduling"]["extra"], status["restarts"], status["preemptions"]) == (1, 0, 0)
-    assert not space.events("ReclaimForced")
 
 
 def _other_leader(space: Space, uid: str) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kube import Nodes, Space, digits, get, gpus, kubectl, operator_node, set_type, stranger, wait_for, waiting
+from kube import Nodes, Space, digits, get, gpus, kubectl, operator_node, set_type, wait_for, waiting
 
 PROJECT = Path(__file__).parents[3]
 ESPALIER = Path(sys.executable).with_name("espalier")
@@ -132,20 +132,3 @@ def test_lent_gpus_go_to_a_second_job(space: Space, nodes: Nodes) -> None:
     space.wait_condition("second", "Complete")
     # What the second job leaves is lent to the first again.
     space.wait_extra("holder", 1)
-
-
-def test_other_peoples_pods_get_lent_gpus_without_an_eviction(space: Space, nodes: Nodes) -> None:
-    nodes.set_gpus(2)
-    space.apply(digits("holder", budget=300))
-    space.wait_extra("holder", 1)
-    extra = wait_for(
-        "the extra worker runs",
-        lambda: [pod for pod in space.pods("holder", "extra") if pod["status"]["phase"] == "Running"],
-    )[0]
-    space.apply(stranger(extra["spec"]["containers"][0]["image"]))
-    wait_for("the stranger runs", lambda: space.phase("stranger") == "Running")
-    assert not space.events("Preempted"), "kube-scheduler evicted a pod"
-    assert not space.events("ReclaimForced")
-    assert space.status("holder")["preemptions"] == 0
-    assert space.status("holder")["restarts"] == 0
-    space.trains_on("holder")

@@ -46,22 +46,6 @@ def test_pods_that_fit_nowhere_hold_nobody_back(space: Space, nodes: Nodes) -> N
     space.wait_extra("job", 1)
 
 
-def test_a_tainted_node_is_for_jobs_that_tolerate_it(space: Space, nodes: Nodes) -> None:
-    nodes.set_gpus(1)
-    kubectl("taint", "node", nodes.names[0], "espalier-test=vision:NoSchedule")
-    try:
-        space.apply(digits("other", budget=60, maxReplicas=1))
-        wait_for("it is refused", lambda: space.condition("other", "Admitted").get("reason") == "Unschedulable")
-        worker = {"name": "trainer", "resources": {"limits": {GPU: 1}}}
-        tolerations = [{"key": "espalier-test", "operator": "Equal", "value": "vision", "effect": "NoSchedule"}]
-        template = {"spec": {"containers": [worker], "tolerations": tolerations}}
-        space.apply(digits("vision", budget=60, maxReplicas=1, template=template))
-        space.wait_condition("vision", "Running")
-        assert space.condition("other", "Admitted")["reason"] == "Unschedulable"
-    finally:
-        kubectl("taint", "node", nodes.names[0], "espalier-test-")
-
-
 @pytest.mark.nodes(2)
 def test_small_jobs_share_a_node_so_that_a_larger_one_starts(space: Space, nodes: Nodes) -> None:
     """kube-scheduler alone puts the second job on the empty node."""

@@ -8,15 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from apiserver import ApiServer, ServerError
-
-from espalier_core.k8s import resources
-from espalier_core.types.status import JobStatus
-from espalier_operator.kube.objects import manifests as objects
-from espalier_operator.kube.objects.worker_pod import worker_pod
-from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.model import WorkerRole
-from operator_world.kube_objects import kube_job
+from apiserver import ApiServer
 
 PROJECT = Path(__file__).parents[2]
 SYSTEM = "espalier-system"
@@ -46,43 +38,6 @@ def test_applying_twice_changes_nothing(installed: ApiServer) -> None:
     assert all(line.endswith("unchanged") for line in said.splitlines()), said
 
 
-@pytest.mark.parametrize("part", ["operator", "agent"])
-def test_pods_of_the_deployments_are_admitted(installed: ApiServer, part: str) -> None:
-    found = installed.request("GET", f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/espalier-{part}")
-    template = found["spec"]["template"]
-    pod = {"metadata": {**template["metadata"], "name": f"{part}-try"}, "spec": template["spec"]}
-    made = installed.request("POST", f"/api/v1/namespaces/{SYSTEM}/pods", pod, dryRun="All")
-    assert made["spec"]["serviceAccountName"] == f"espalier-{part}"
-
-
-def test_a_pod_that_is_not_restricted_is_refused(installed: ApiServer) -> None:
-    spec = {"serviceAccountName": "espalier-agent", "containers": [{"name": "root", "image": "any"}]}
-    pod = {"metadata": {"name": "root"}, "spec": spec}
-    with pytest.raises(ServerError, match="violates PodSecurity"):
-        installed.request("POST", f"/api/v1/namespaces/{SYSTEM}/pods", pod, dryRun="All")
-
-
-def test_the_operator_may_make_all_of_a_jobs_objects(operator: httpx.Client) -> None:
-    job = kube_job()
-    worker = worker_pod(job, JobStatus(), WorkerRole.EXTRA, 0, 1, KubeSettings())
-    for manifest in (*objects.owned_objects(job), worker):
-        path = resources.resource_of(manifest).path(manifest["metadata"]["namespace"])
-        answer = operator.post(path, json=manifest)
-        assert answer.is_success, answer.text
-        assert operator.get(f"{path}/{manifest['metadata']['name']}").is_success
-
-
-def test_the_operator_may_read_what_it_watches(operator: httpx.Client) -> None:
-    watched = (
-        *(resources.JOBS, resources.PODS, resources.NODES, resources.CONFIG_MAPS, resources.PRIORITY_CLASSES),
-        *(resources.QUEUES, resources.RESOURCE_QUOTAS, resources.LIMIT_RANGES, resources.CLAIMS, resources.VOLUMES),
-    )
-    for resource in watched:
-        for watch in ({}, {"watch": "true", "timeoutSeconds": "1"}):
-            answer = operator.get(resource.path(), params=watch)
-            assert answer.is_success, answer.text
-
-
 REFUSED: list[tuple[str, str, Any]] = [
     ("GET", "/api/v1/secrets", None),
     ("GET", f"/api/v1/namespaces/{SYSTEM}/secrets", None),
@@ -105,13 +60,3 @@ def test_the_operator_may_not(operator: httpx.Client, method: str, path: str, bo
     headers = {"Content-Type": "application/merge-patch+json"} if method == "PATCH" else {}
     answer = operator.request(method, path, json=body, headers=headers)
     assert answer.status_code == 403, answer.text
-
-
-def test_the_agent_may_have_tokens_reviewed_and_nothing_else(installed: ApiServer) -> None:
-    token = installed.token(SYSTEM, "espalier-agent")
-    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-    with installed.client(token) as client:
-        answer = client.post("/apis/authentication.k8s.io/v1/tokenreviews", json=review)
-        assert answer.json()["status"]["authenticated"] is True
-        for path in ("/api/v1/namespaces", "/api/v1/pods", "/apis/espalier.dev/v1alpha1/adaptivetrainingjobs"):
-            assert client.get(path).status_code == 403

@@ -157,7 +157,7 @@ def test_no_priority_takes_all_that_is_spare() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-2, 4), st.integers(0, 5)), min_size=1, max_size=4), st.integers(1, 9))
-@settings(max_examples=sweeps.examples(60), deadline=None)
+@settings(max_examples=sweeps.examples(24), deadline=None)
 def test_at_rest_the_smallest_shares_are_as_large_as_any_allocation_makes_them(
     asked: list[tuple[int, int]], spare: int
 ) -> None:
@@ -191,7 +191,7 @@ def test_at_rest_the_smallest_shares_are_as_large_as_any_allocation_makes_them(
     st.lists(st.tuples(st.integers(-1, 3), st.integers(1, 6), st.sampled_from((1, 1, 2, 4))), min_size=2, max_size=4),
     st.integers(1, 12),
 )
-@settings(max_examples=sweeps.examples(40), deadline=None)
+@settings(max_examples=sweeps.examples(16), deadline=None)
 def test_workers_of_different_sizes_come_to_rest_and_nobody_could_have_more_by_right(
     asked: list[tuple[int, int, int]], spare: int
 ) -> None:
@@ -227,7 +227,7 @@ EVENTS = st.tuples(
 
 
 @given(st.integers(6, 12), st.lists(EVENTS, min_size=5, max_size=40))
-@settings(max_examples=sweeps.examples(80), deadline=None)
+@settings(max_examples=sweeps.examples(32), deadline=None)
 def test_changes_an_hour_are_bounded_and_nobody_starves(
     gpus: int, history: list[tuple[float, str, int, int, bool]]
 ) -> None:

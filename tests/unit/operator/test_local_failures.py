@@ -47,21 +47,6 @@ def test_a_crashed_leader_is_started_again_with_its_budget_kept(local_run, job_o
     assert all(later - earlier >= 0.35 for earlier, later in itertools.pairwise(starts)), "the budget continues"
 
 
-def test_more_crashes_than_backoff_limit_are_a_crash_loop(local_run, job_of):
-    story = local_run([job_of("one", "exit-after=0.1", "exit-code=7", backoffLimit=1)])
-    outcome = story.outcomes["one"]
-    assert (outcome.phase, outcome.reason) == (JobPhase.FAILED, Reason.CRASH_LOOP)
-    assert outcome.message == "2 failures, backoffLimit 1; the last: exit code 7; see its log"
-    assert outcome.failures == 2
-
-
-@pytest.mark.parametrize(("code", "reason"), [(2, Reason.INVALID_SPEC), (3, Reason.LOSS_NOT_FINITE)])
-def test_a_failure_that_would_only_happen_again_is_final(local_run, job_of, code, reason):
-    story = local_run([job_of("one", "exit-after=0.1", f"exit-code={code}")])
-    outcome = story.outcomes["one"]
-    assert (outcome.phase, outcome.reason, outcome.restarts) == (JobPhase.FAILED, reason, 0)
-
-
 def test_a_failed_job_is_taken_up_again_when_its_mistake_is_mended(local_run, job_of):
     first = local_run([job_of("one", "exit-after=0.5", "exit-code=2")]).outcomes["one"]
     assert (first.phase, first.reason) == (JobPhase.FAILED, Reason.INVALID_SPEC)
@@ -142,36 +127,6 @@ def test_a_hang_says_since_when_and_does_not_use_up_the_rest_of_the_budget(local
     assert second.told("one", TrainerStarted)[0].used_seconds < 5
 
 
-FAILING = """
-[ "$ESPALIER_WORKER_INDEX" = 1 ] || exec "$@"
-echo >> "$0"
-exit 7
-"""
-"""Base worker 1 fails at once; each of its starts is a line in the file $0."""
-
-
-@pytest.mark.parametrize("limit", [0, 2])
-def test_failures_of_any_base_worker_count_as_the_jobs(local_run, job_of, tmp_path, limit):
-    starts = tmp_path / "starts"
-    leader = job_of("one").spec.template.spec.containers[0].command
-    command = ("bash", "-c", FAILING, str(starts), *leader)
-    job = job_of(
-        "one",
-        minReplicas=2,
-        maxReplicas=2,
-        timeBudgetSeconds=20,
-        backoffLimit=limit,
-        training={"elasticBatch": "keepGlobal"},
-        template={"spec": {"containers": [{"command": command, "resources": {"limits": {"nvidia.com/gpu": 1}}}]}},
-    )
-    story = local_run([job], gpus=2)
-    outcome = story.outcomes["one"]
-    assert (outcome.reason, outcome.failures, outcome.restarts) == (Reason.CRASH_LOOP, limit + 1, 0)
-    assert "the last: base worker 1: exit code 7" in outcome.message
-    assert len(starts.read_text().splitlines()) == limit + 1
-    assert len([event for event in story.told("one", Warned) if event.reason == "WorkerFailed"]) == limit
-
-
 STUBBORN = """
 [ "$ESPALIER_WORKER_ROLE" = extra ] || exec "$@"
 trap 'echo $EPOCHREALTIME > "$0/asked"' TERM
@@ -194,26 +149,6 @@ def test_a_worker_that_does_not_end_is_ended_when_the_run_says_so(local_run, job
     local_run([job], gpus=2, stop_wall_seconds=1.0)
     asked, alive = (float((tmp_path / name).read_text()) for name in ("asked", "alive"))
     assert alive - asked > 0.1
-
-
-def test_a_silent_leader_is_counted_from_its_start_and_lent_nothing(local_run, job_of):
-    story = local_run(
-        [job_of("one", "silent=yes", "overrun=yes", timeBudgetSeconds=1, maxReplicas=2)],
-        gpus=2,
-        grace_wall_seconds=0.3,
-        start_up_allowance_wall_seconds=0.5,
-    )
-    outcome = story.outcomes["one"]
-    assert outcome.reason is Reason.BUDGET_ENFORCED
-    assert outcome.used_seconds >= 1.0
-    assert len(story.told("one", AllocationChanged)) == 1
-    assert Reason.NO_REPORT in {view.jobs[0].reason for view in story.views}
-
-
-def test_a_job_that_does_not_get_to_training_misses_its_deadline(local_run, job_of):
-    story = local_run([job_of("one", "startup=20", preRunningDeadlineSeconds=0.5)])
-    assert story.outcomes["one"].reason is Reason.PRE_RUNNING_DEADLINE_EXCEEDED
-    assert story.outcomes["one"].used_seconds == 0
 
 
 def test_the_deadline_to_start_is_wall_time_at_any_time_scale(local_run, job_of):
@@ -297,33 +232,6 @@ def wait_until_used(folder: Path, seconds: float) -> float:
 
     found: float = until(used, "the run gets on")
     return found
-
-
-def ended_from_outside(directory):
-    """Return a look at the run that sends its leader SIGTERM once, after 0.3 s of training, and never stops the run."""
-    killed = []
-
-    def look(view):
-        if not killed and view.jobs[0].used_seconds > 0.3:
-            killed.append(json.loads((directory / "trainer.pid").read_text())["pid"])
-            os.kill(killed[0], signal.SIGTERM)
-        return False
-
-    return look
-
-
-def test_a_leader_killed_from_outside_was_preempted_once_it_trained(local_run, job_of):
-    story = local_run([job_of("one", backoffLimit=0)], stop_when=ended_from_outside(local_run.directory))
-    outcome = story.outcomes["one"]
-    assert (outcome.reason, outcome.failures, outcome.restarts) == (Reason.BUDGET_EXHAUSTED, 0, 1)
-    assert outcome.preemptions == 1
-
-
-def test_a_leader_ended_from_outside_too_often_fails_its_job(local_run, job_of):
-    story = local_run([job_of("one", maxPreemptions=0)], stop_when=ended_from_outside(local_run.directory))
-    outcome = story.outcomes["one"]
-    assert (outcome.phase, outcome.reason) == (JobPhase.FAILED, Reason.TOO_MANY_PREEMPTIONS)
-    assert outcome.message == "1 preemption, maxPreemptions 0"
 
 
 def test_another_specification_in_the_same_folder_is_refused(local_run, job_of):

@@ -84,14 +84,6 @@ def test_a_program_that_ignores_sigterm_is_killed_after_its_grace_period(local_r
     assert (outcome.phase, outcome.reason) == (JobPhase.COMPLETE, Reason.BUDGET_EXHAUSTED)
 
 
-@pytest.mark.parametrize("code", [2, 3, 143])
-def test_exit_codes_of_the_library_mean_nothing_here(local_run, code: int) -> None:
-    story = local_run([shell("one", f"exit {code}", backoffLimit=1)])
-    outcome = story.outcomes["one"]
-    assert (outcome.phase, outcome.reason, outcome.failures) == (JobPhase.FAILED, Reason.CRASH_LOOP, 2)
-    assert f"exit code {code}; see its log" in outcome.message
-
-
 def test_an_interrupted_program_resumes_where_it_stopped(local_run) -> None:
     jobs = [shell("one", RESUMES.replace("12", "30"))]
 
@@ -111,21 +103,6 @@ def test_an_interrupted_program_resumes_where_it_stopped(local_run) -> None:
     assert second.outcomes["one"].used_seconds >= first.outcomes["one"].used_seconds
 
 
-def test_a_preempted_program_gives_its_gpu_to_the_next_and_resumes_after_it(local_run) -> None:
-    preemption = {"base": "Checkpoint", "minRuntimeSeconds": 0}
-    jobs = [
-        shell("long", RESUMES, preemption=preemption),
-        shell("short", "sleep 0.2; echo 'step 1/1'", priority=10),
-    ]
-    story = local_run(jobs, gpus=1, policy="las:thresholds=0.3", submit_at={"short": 0.4})
-    assert {outcome.reason for outcome in story.outcomes.values()} == {Reason.COMPLETED}
-    assert Reason.PREEMPTED_BY_POLICY in [event.reason for event in story.told("long", JobChanged)]
-    assert story.outcomes["long"].failures == 0
-    steps = [event.step for event in story.told("long", ProgressRead)]
-    assert steps == sorted(steps)
-    assert steps[-1] == 12
-
-
 def test_each_worker_of_a_program_is_a_process_that_knows_its_place(local_run, tmp_path) -> None:
     script = f'echo "$ESPALIER_WORKERS $ESPALIER_LEADER" >{tmp_path}/is-$ESPALIER_WORKER_INDEX; sleep 0.5'
     leader = f"export ESPALIER_WORKER_INDEX=${{ESPALIER_WORKER_INDEX:-0}}; {script}"
@@ -135,26 +112,6 @@ def test_each_worker_of_a_program_is_a_process_that_knows_its_place(local_run, t
         "is-0": "2 127.0.0.1\n",
         "is-1": "2 127.0.0.1\n",
     }
-
-
-def test_a_worker_that_was_done_is_not_run_again_and_its_gpu_serves_another_job(local_run, tmp_path) -> None:
-    """Nor when the run was interrupted and goes on."""
-    script = f"""
-cd {tmp_path}; index=${{ESPALIER_WORKER_INDEX:-0}}; echo ran >>runs-$index
-if [ $index = 1 ]; then exit 0; fi
-trap 'exit 143' TERM; while [ ! -e go ]; do sleep 0.05; done
-"""
-    jobs = [shell("a-pair", script, minReplicas=2, maxReplicas=2), shell("b-waits", f": >{tmp_path}/served")]
-
-    def has_begun(view: Any) -> bool:
-        return (tmp_path / "served").exists() and (tmp_path / "runs-0").exists()
-
-    first = local_run(jobs, gpus=2, stop_when=has_begun)
-    assert first.outcomes["a-pair"].phase is JobPhase.SUSPENDED
-    (tmp_path / "go").touch()
-    second = local_run(jobs, gpus=2)
-    assert {outcome.reason for outcome in second.outcomes.values()} == {Reason.COMPLETED}
-    assert [(tmp_path / f"runs-{index}").read_text().count("ran") for index in range(2)] == [2, 1]
 
 
 SERVES = """

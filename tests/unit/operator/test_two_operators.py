@@ -95,7 +95,7 @@ def _rival(worker: Worker) -> Worker:
     return replace(worker, job=None, role=WorkerRole.FOREIGN, is_rival=True)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(6))
 def test_two_gangs_that_need_all_nodes_both_train(seed: int) -> None:
     """Also where both always plan at the same moment, so that neither ever sees the other's latest pods."""
     shared = Shared(seed, nodes=4, gpus=2, together=1.0 if seed % 2 else 0.9)
@@ -106,7 +106,7 @@ def test_two_gangs_that_need_all_nodes_both_train(seed: int) -> None:
     assert shared.began.keys() == {f"a/gang{seed}", f"b/gang{seed}"}
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_many_gangs_of_two_operators_all_train(seed: int) -> None:
     shared = Shared(seed, nodes=4, gpus=4, together=0.9)
     for operator in "ab":

@@ -15,20 +15,18 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from collecting import COST, JOB, WIDENING_COST, job_with, setting
 from espalier_cli.main import cli
 from espalier_core.types.advice import Action
-from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.outcomes import OutcomeTable, read_table
-from espalier_core.validation.reading import load_job
 from espalier_lab.growth.collect.assemble import assemble
-from espalier_lab.growth.collect.collecting import collect, set_up
+from espalier_lab.growth.collect.collecting import collect
 from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose, runs_for
 from espalier_lab.growth.collect.state import WorkFolder
-from espalier_lab.growth.collect.training import CollectError, Collection, Time, train
+from espalier_lab.growth.collect.training import CollectError, Collection, train
 from espalier_lab.run_store import RunStoreError
 from espalier_lab.virtual_run import deepened_from_scratch
 from espalier_trainer.builtin_loop.trainer import Trainer
-from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.data import load_data
 from espalier_trainer.growth.advisor import Scripted
 from espalier_trainer.models.zoo import build_model
@@ -37,33 +35,10 @@ from espalier_trainer.run.services import Services
 from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from waiting import until
 
-JOB = Path(__file__).parents[3] / "examples" / "digits.yaml"
-COST = "2,0.6,0.5,0.2"
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def job_with(**training: object) -> AdaptiveTrainingJob:
-    whole = json.loads(json.dumps(load_job(JOB).to_json()))
-    whole["spec"]["timeBudgetSeconds"] = 0.25
-    whole["spec"]["training"] |= training
-    return AdaptiveTrainingJob.model_validate(whole)
-
-
-def setting(job: AdaptiveTrainingJob, *, decisions: int = 2, start_at: float = 0.05) -> Collection:
-    return set_up(
-        job,
-        start_at=start_at,
-        decisions=decisions,
-        time_kind=Time.VIRTUAL,
-        step_cost=COST,
-        known_cost=lambda points, groups: None,
-        throughput=1.8,
-        device="cpu",
-    )
 
 
 SCHEDULES = [
@@ -71,34 +46,47 @@ SCHEDULES = [
     {"schedule": {"name": "Exponential", "decay": 0.9}},
     {"schedule": {"name": "torch:ReduceLROnPlateau", "options": {"patience": 0}}, "optimizer": {"name": "AdamW"}},
 ]
+DEEPER = (Action.deepen("block0"), Action.nothing(), Action.deepen("block2"))
+WIDER = (Action.widen("block0.0"), Action.deepen("block0"), Action.widen("block0.0"))
+WIDENS = setting(job_with("Deepen", "Widen"), decisions=3, step_cost=WIDENING_COST)
 
 
 @pytest.mark.sweep("optimizers and schedules that resume")
-@pytest.mark.parametrize("training", SCHEDULES, ids=["linear", "exponential", "plateau"])
-def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go(training: dict[str, object]) -> None:
-    """Bit for bit: accuracy, times, steps and all weights."""
-    collection = setting(job_with(**training), decisions=3)
-    sequence, seed = (0, 3, 2), 7
-    checkpoint: Checkpoint | None = None
+@pytest.mark.parametrize(
+    ("collection", "sequence", "actions"),
+    [
+        *((setting(job_with(**training), decisions=3), (0, 3, 2), DEEPER) for training in SCHEDULES),
+        (WIDENS, (3, 0, 3), WIDER),
+    ],
+    ids=["linear", "exponential", "plateau", "widening"],
+)
+def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go(
+    collection: Collection, sequence: tuple[int, ...], actions: tuple[Action, ...]
+) -> None:
+    """Bit for bit: accuracy, times, steps; and what checkpoints describe is what actions make of the model."""
+    seed = 7
     _, checkpoint = train(collection, CollectionRun(RunPurpose.TRUNK, seed), None)
     assert checkpoint is not None
     left: list[float] = []
+    architecture = collection.architecture
     for length in range(1, 4):
         record, following = train(collection, CollectionRun(RunPurpose.EDGE, seed, sequence[:length]), checkpoint)
         left += record.time_left_s
+        action = collection.actions[sequence[length - 1]]
+        architecture = architecture if action == Action.nothing() else action.carried_out(architecture)
         checkpoint = following or checkpoint
+        assert following is None or following.state.architecture == architecture
 
     seed_everything(seed)
     data = load_data(collection.job.spec.training.dataset)
     model = build_model(collection.job.spec.training.model, data.classes, data.example_input())
-    advisor = Scripted((Action.deepen("block0"), Action.nothing(), Action.deepen("block2")))
+    advisor = Scripted(actions)
     assert collection.cost is not None
     scheduler = VirtualScheduler(0.25, collection.cost, (ReplicaChange(0.05, 2),))
-    whole = Trainer(collection.job, model, data, Services(scheduler, advisor=advisor), seed=seed).run()
-
-    assert record.accuracy == whole.test_accuracy
-    assert record.steps == whole.steps
-    assert record.used_s == whole.used_seconds
+    trainer = Trainer(collection.job, model, data, Services(scheduler, advisor=advisor), seed=seed)
+    whole = trainer.run()
+    assert trainer.network.architecture == architecture
+    assert (record.accuracy, record.steps, record.used_s) == (whole.test_accuracy, whole.steps, whole.used_seconds)
     assert left == [request.time_left_seconds for request in advisor.asked]
     assert len(set(left)) == 3
 
@@ -370,16 +358,7 @@ def test_training_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "diverges.py").write_text(DIVERGES)
     monkeypatch.syspath_prepend(str(tmp_path))
     job = job_with(model={"entrypoint": "diverges:Net"}, optimizer={"learningRate": 100}, schedule={"name": "Constant"})
-    setup = set_up(
-        job,
-        start_at=0.05,
-        decisions=1,
-        time_kind=Time.VIRTUAL,
-        step_cost="2,1",
-        known_cost=lambda points: None,
-        throughput=1.8,
-        device="cpu",
-    )
+    setup = setting(job, decisions=1, step_cost="2,1")
     with pytest.raises(CollectError, match=r"seed-0\.trunk: .*lower training\.optimizer\.learningRate"):
         collected(tmp_path / "work", setup, range(1), 1)
     assert list((tmp_path / "work").glob("runs/*")) == []

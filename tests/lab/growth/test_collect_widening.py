@@ -10,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from collecting import WIDENING_COST, job_with, setting
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.expected import ExpectedConfig, learn
 from espalier_agent.tables.tree import decision_tree, read_playable
@@ -18,24 +19,13 @@ from espalier_core.growth.architecture import Architecture
 from espalier_core.growth.deepen import deepened
 from espalier_core.growth.widen import widened
 from espalier_core.types.advice import Action
-from espalier_core.types.job import AdaptiveTrainingJob
-from espalier_core.validation.reading import load_job
-from espalier_lab.growth.collect.collecting import set_up
 from espalier_lab.growth.collect.cost import StepCost, parse_cost
 from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose
-from espalier_lab.growth.collect.training import CollectError, Collection, Time, train
-from espalier_trainer.builtin_loop.trainer import Trainer
+from espalier_lab.growth.collect.training import CollectError, train
 from espalier_trainer.checkpoints.document import Checkpoint
-from espalier_trainer.data import load_data
-from espalier_trainer.growth.advisor import Scripted
-from espalier_trainer.models.zoo import build_model, digits
+from espalier_trainer.models.zoo import digits
 from espalier_trainer.net2net.description import describe
-from espalier_trainer.net2net.randomness import seed_everything
-from espalier_trainer.run.services import Services
-from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 
-JOB = Path(__file__).parents[3] / "examples" / "digits.yaml"
-COST = "2,0.6,0.5,0.2,0.3,0.2,0.1"
 GROUPS = ("block0.0", "block1.0", "block2.0")
 
 
@@ -44,62 +34,14 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def job_with(*actions: str, budget: float = 0.25) -> AdaptiveTrainingJob:
-    whole = json.loads(json.dumps(load_job(JOB).to_json()))
-    whole["spec"]["timeBudgetSeconds"] = budget
-    whole["spec"]["adaptation"]["actions"] = list(actions)
-    return AdaptiveTrainingJob.model_validate(whole)
-
-
-def setting(job: AdaptiveTrainingJob, *, decisions: int, step_cost: str | None = COST) -> Collection:
-    return set_up(
-        job,
-        start_at=0.05,
-        decisions=decisions,
-        time_kind=Time.VIRTUAL,
-        step_cost=step_cost,
-        known_cost=lambda points, groups: None,
-        throughput=1.8,
-        device="cpu",
-    )
-
-
 def described() -> Architecture:
     return describe(digits(), torch.randn(2, 1, 8, 8), operations=["Widen"])
-
-
-def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go() -> None:
-    """Bit for bit; and what the checkpoints describe is what the table's actions make of the starting model."""
-    collection, seed, sequence = setting(job_with("Deepen", "Widen"), decisions=3), 7, (3, 0, 3)
-    assert collection.groups == GROUPS
-    _, checkpoint = train(collection, CollectionRun(RunPurpose.TRUNK, seed), None)
-    left: list[float] = []
-    architecture = collection.architecture
-    for length in range(1, 4):
-        record, following = train(collection, CollectionRun(RunPurpose.EDGE, seed, sequence[:length]), checkpoint)
-        left += record.time_left_s
-        architecture = collection.actions[sequence[length - 1]].carried_out(architecture)
-        if following is not None:
-            assert following.state.architecture == architecture
-            checkpoint = following
-
-    seed_everything(seed)
-    data = load_data(collection.job.spec.training.dataset)
-    model = build_model(collection.job.spec.training.model, data.classes, data.example_input())
-    advisor = Scripted((Action.widen("block0.0"), Action.deepen("block0"), Action.widen("block0.0")))
-    assert collection.cost is not None
-    scheduler = VirtualScheduler(0.25, collection.cost, (ReplicaChange(0.05, 2),))
-    trainer = Trainer(collection.job, model, data, Services(scheduler, advisor=advisor), seed=seed)
-    whole = trainer.run()
-    assert trainer.network.architecture == architecture
-    assert (record.accuracy, record.steps, record.used_s) == (whole.test_accuracy, whole.steps, whole.used_seconds)
-    assert left == [request.time_left_seconds for request in advisor.asked]
 
 
 def test_the_command_writes_a_table_that_policies_learn_from(tmp_path: Path) -> None:
     job, output = tmp_path / "job.json", tmp_path / "digits.json"
     job.write_text(json.dumps(job_with("Deepen", "Widen", budget=0.15).to_json()))
-    given = ["--start-at", "20%", "--decisions", "1", "--step-cost", COST, "--output", str(output)]
+    given = ["--start-at", "20%", "--decisions", "1", "--step-cost", WIDENING_COST, "--output", str(output)]
     done = CliRunner().invoke(cli, ["agent", "collect", str(job), *given])
     assert done.exit_code == 0, done.output
     table = read_playable(output)
@@ -120,7 +62,7 @@ def test_the_command_writes_a_table_that_policies_learn_from(tmp_path: Path) -> 
 
 def test_a_step_costs_more_for_each_channel() -> None:
     groups = described().channel_groups
-    cost = parse_cost(COST, ("block0", "block1", "block2"), groups)
+    cost = parse_cost(WIDENING_COST, ("block0", "block1", "block2"), groups)
     assert cost.doubled == (("block0.0", 6, 0.0003), ("block1.0", 8, 0.0002), ("block2.0", 8, 0.0001))
     assert cost(described()) == pytest.approx(0.002)
     assert cost(widened(described(), "block0.0", 12)) == pytest.approx(0.0023)
@@ -148,11 +90,11 @@ def test_a_job_that_only_widens_is_refused() -> None:
     with pytest.raises(
         CollectError, match=r"adaptation\.actions: every table has the growth points .*allow Deepen too"
     ):
-        setting(job_with("Widen"), decisions=1)
+        setting(job_with("Widen"), step_cost=WIDENING_COST)
 
 
 def test_checkpoints_hold_the_history() -> None:
-    collection = setting(job_with("Deepen", "Widen"), decisions=2)
+    collection = setting(job_with("Deepen", "Widen"), step_cost=WIDENING_COST)
     _, trunk = train(collection, CollectionRun(RunPurpose.TRUNK, 1), None)
     _, edge = train(collection, CollectionRun(RunPurpose.EDGE, 1, (4,)), trunk)
     assert isinstance(edge, Checkpoint)

@@ -1,0 +1,13 @@
+"""Fixtures of the learners."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outcome_tables import chain, make_table, tables  # noqa: F401 - fixtures
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Batch norm over the examples of all members: what `torch.nn.SyncBatchNorm` does, for groups of our own.
+"""Batch norm over the examples of all members: `torch.nn.SyncBatchNorm` for Espalier's own groups.
 
 PyTorch's needs a global process group, and CUDA.
 """
@@ -26,8 +26,8 @@ class Summing(Protocol):
 def synchronized(module: nn.Module, group: Summing, *, counts: bool = True) -> Iterator[None]:
     """Make all batch norms of `module` that are in train mode compute their statistics over all members' examples.
 
-    Every member has to run the module, as each batch norm is three collectives: two forward, one or two back. A member
-    without examples runs it on arbitrary ones; without `counts` they do not enter the statistics.
+    Every member has to run the module, as each batch norm takes three or four collectives: two forward, one or two
+    backward. A member without examples runs it on arbitrary ones; without `counts` they do not enter the statistics.
     """
     layers = [each for each in module.modules() if isinstance(each, _BatchNorm) and each.training]
     for layer in layers:
@@ -44,7 +44,7 @@ def synchronized(module: nn.Module, group: Summing, *, counts: bool = True) -> I
 def _forward(layer: _BatchNorm, group: Summing, weight: float, inputs: Tensor) -> Tensor:
     """Y = (x - E[x]) / sqrt(Var[x] + ε) · γ + β, E and Var over [N, ...] of all members (Ioffe and Szegedy 2015).
 
-    All is computed in at least 32 bits, as 16 cannot count the numbers of a channel; the outputs have the type of the
+    All is computed in at least 32 bits, as 16 cannot hold a channel's count; the outputs have the type of the
     inputs.
     """
     kind, inputs = inputs.dtype, inputs.to(torch.promote_types(inputs.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""Sums gradients over all members in buckets, each sent as soon as the backward pass has computed it.
+"""Sum of gradients over all members in buckets, each sent as soon as the backward pass has computed it.
 
 As in PyTorch's DistributedDataParallel (Li et al. 2020, "PyTorch Distributed", section 3.2). Its reducer cannot be
 used: it belongs to one module and one process group, divides by the number of members, and has no way out for a member
@@ -21,11 +21,11 @@ from espalier_trainer.optimizers.building import laid_as
 
 FIRST_BYTES: Final = 1 << 20
 BUCKET_BYTES: Final = 25 << 20
-"""As in DistributedDataParallel: a small first bucket, so that sending begins early."""
+"""Sizes as in DistributedDataParallel: a small first bucket, so that sending begins early."""
 
 
 def cut(sizes: Sequence[int], first: int, others: int) -> list[list[int]]:
-    """Return the places of `sizes`, in bytes, in buckets: the last place first, as its gradient is computed first.
+    """Return the indices into `sizes` (bytes) by bucket: the last index first, as its gradient is computed first.
 
     A bucket is closed once it has reached its size. There is at least one.
     """
@@ -48,9 +48,9 @@ def _real(gradient: Tensor) -> Tensor:
 
 
 class Buckets:
-    """The memory through which the gradients of some parameters are exchanged, step after step.
+    """Buffers through which the gradients of some parameters are exchanged, step after step.
 
-    Numbers have 32 bits, or 64 if those of a parameter have.
+    Numbers have 32 bits, or 64 if a parameter's have.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], figures: int, device: torch.device) -> None:
@@ -58,11 +58,11 @@ class Buckets:
         self.parameters = tuple(parameters)
         self.figures = figures
         self.views: list[Tensor] = [torch.empty(0)] * len(self.parameters)
-        """Where the gradient of each parameter goes, as `_real` returns it."""
+        """Destination of each parameter's gradient, in the form that `_real` returns."""
         self.bucket_of = [0] * len(self.parameters)
         self.flat: list[Tensor] = []
         self.counts: list[int] = []
-        """Parameters of each bucket."""
+        """Number of parameters in each bucket."""
         wide = any(parameter.dtype.to_real() == torch.float64 for parameter in self.parameters)
         self.dtype = torch.float64 if wide else torch.float32
         shapes = [_real(parameter.detach()).shape for parameter in self.parameters]
@@ -78,7 +78,7 @@ class Buckets:
             self.counts.append(len(bucket))
 
     def fits(self, parameters: Sequence[nn.Parameter], figures: int) -> bool:
-        """Return whether it is for these."""
+        """Return whether the buckets are for these parameters and this number of figures."""
         return (
             figures == self.figures
             and len(parameters) == len(self.parameters)
@@ -86,7 +86,7 @@ class Buckets:
         )
 
     def sum_nothing(self, group: Group, figures: Sequence[float]) -> None:
-        """Take part in an exchange without gradients, only with figures. Raises `GroupBrokenError`."""
+        """Take part in an exchange with figures only, without gradients. Raises `GroupBrokenError`."""
         for flat in self.flat:
             flat.zero_()
         self.flat[-1][-self.figures : -1] = torch.tensor(figures, dtype=self.dtype, device=group.device)
@@ -99,7 +99,7 @@ class Buckets:
                 group.all_reduce(torch.zeros_like(view))
 
     def gradients(self, number: int) -> Tensor:
-        """Return the gradients of a bucket, -1 the last one, without what follows them."""
+        """Return the gradients of a bucket, -1 for the last, without the figures after them."""
         flat = self.flat[number]
         return flat[: len(flat) - self.figures] if flat is self.flat[-1] else flat
 
@@ -110,9 +110,9 @@ class Exchange:
     def __init__(
         self, module: nn.Module, group: Group, figures: int, *, weight: float = 1.0, measured: bool = False
     ) -> None:
-        """This member's gradients are multiplied by `weight`; with 0 they do not enter, whatever they are.
+        """Multiply this member's gradients by `weight`; with 0 they are ignored, whatever they are.
 
-        `figures` numbers go with them. `measured`: their squared norm is computed.
+        `figures` numbers are sent with them. With `measured`, their squared norm is computed.
         """
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         buckets = group.buckets
@@ -124,17 +124,17 @@ class Exchange:
         self._missing = list(buckets.counts)
         self._filled = [False] * len(parameters)
         self._late: dict[int, Tensor] = {}
-        """What came for parameters whose bucket had been sent: a backward pass within the backward pass (reentrant
-        gradient checkpointing) can give a gradient in several parts."""
+        """Gradients that came after their bucket was sent: a backward pass within the backward pass (reentrant gradient
+        checkpointing) can give a gradient in several parts."""
         self._sent: list[Sending] = []
         self.squared_norm = torch.zeros((), device=group.device)
-        """Of this member's gradients, once they are sent."""
+        """Squared norm of this member's gradients, available once they are sent."""
 
     @contextmanager
     def during_backward(self) -> Iterator[None]:
         """Send buckets as soon as the backward pass in the block has computed them; the last one is kept back.
 
-        Gradients that were there before are sent with what the pass adds. The block must not use the group otherwise.
+        Gradients from before are sent with those that the pass adds. The block must not use the group otherwise.
         Raises `GroupBrokenError`.
         """
         if len(self._buckets.flat) == 1 or not self._weight:
@@ -151,12 +151,12 @@ class Exchange:
                 hook.remove()
 
     def withdraw(self) -> None:
-        """Send zeros from here on: this member's step has failed, and what it has sent will not be used."""
+        """Send zeros from here on: this member's step has failed, and its earlier gradients will not be used."""
         self._weight = 0.0
         self._late.clear()
 
     def send_most(self) -> None:
-        """Send what the backward pass did not, also zeros where there was no gradient; the last bucket is kept back."""
+        """Send buckets that the backward pass did not, with zeros for missing gradients; the last one is kept back."""
         buckets = self._buckets
         if self._weight:
             self._fill_rest()
@@ -167,9 +167,9 @@ class Exchange:
         self._measure(-1)
 
     def sum(self, figures: Tensor) -> Tensor:
-        """Give all parameters the sum of all members' gradients, and return that of the `figures`.
+        """Give all parameters the sum of all members' gradients, and return the sum of the `figures`.
 
-        After `send_most`. Raises `GroupBrokenError`.
+        Must follow `send_most`. Raises `GroupBrokenError`.
         """
         buckets = self._buckets
         carried = buckets.flat[-1][-buckets.figures :]
@@ -199,7 +199,7 @@ class Exchange:
     def _ready(self, place: int, parameter: Tensor) -> None:
         """Take the gradient of a parameter, and send the buckets that are complete."""
         buckets, came = self._buckets, parameter.grad
-        parameter.grad = None  # its memory serves for the next one
+        parameter.grad = None  # its memory is reused for the next one
         number = buckets.bucket_of[place]
         if number < len(self._sent):
             if came is not None:
@@ -211,7 +211,7 @@ class Exchange:
             self._send()
 
     def _fill(self, place: int, came: Tensor | None) -> None:
-        """Write a gradient into its bucket, or add it to what came before."""
+        """Write a gradient into its bucket, or add it to an earlier part."""
         view = self._buckets.views[place]
         if self._filled[place]:
             if came is not None:
@@ -227,7 +227,7 @@ class Exchange:
                 view.mul_(self._weight)
 
     def _fill_rest(self) -> None:
-        """Write all gradients that are not in their buckets yet: in one call, as a small model has many small ones."""
+        """Write all gradients that are not in their buckets yet, in one call: a small model has many small ones."""
         buckets = self._buckets
         views, came = [], []
         for place, (parameter, filled) in enumerate(zip(buckets.parameters, self._filled, strict=True)):
@@ -259,7 +259,7 @@ class Exchange:
             self.squared_norm = self.squared_norm + squared_norm(self._buckets.gradients(number))
 
     def _sum_late(self) -> None:
-        """Exchange what came late for any member."""
+        """Exchange gradients that came late at any member."""
         for place, view in enumerate(self._buckets.views):
             late = self._late.get(place)
             late = torch.zeros_like(view) if late is None else late
@@ -268,9 +268,9 @@ class Exchange:
 
 
 def _as_parameter(view: Tensor, parameter: Tensor) -> Tensor:
-    """Return a gradient in the type of its parameter. Real numbers of one type stay where they are."""
+    """Return a gradient in the type of its parameter. Real numbers of the right type are not copied."""
     numbers = view.to(parameter.dtype.to_real())
     if not parameter.is_complex():
         return numbers
-    # In a bucket they may begin at an odd place, where no complex number can lie.
+    # In a bucket they may begin at an odd offset, where no complex number can start.
     return torch.view_as_complex(numbers.clone())

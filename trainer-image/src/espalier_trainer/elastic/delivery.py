@@ -1,8 +1,8 @@
-"""Brings a training state from one member to others: only what they lack, straight from memory into memory.
+"""Transfer of a training state from one member to others: only missing tensors, straight from memory into memory.
 
-The source announces names, types, shapes and hashes of its tensors. A member that holds one of these bits already keeps
-its own, under whatever name: a model that has grown differs from the one before it by its new layers. Tensors are sent
-from where the source trains them, and arrive where the member will train them.
+The source announces names, types, shapes and hashes of its tensors. A member that has a tensor with the same hash,
+under any name, keeps its own: a grown model differs from the previous one by its new layers. Tensors are sent from
+where the source trains them, and arrive where the member will train them.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from espalier_trainer.elastic.group import PIECE_BYTES, Group, Sending
 from espalier_trainer.errors import CheckpointMismatchError
 
 SMALL_BYTES: Final = 1 << 16
-"""Smaller tensors are sent in one piece together; a model has hundreds of them."""
+"""Size in bytes below which tensors are sent together in one piece; a model has hundreds of them."""
 
 
 Place = tuple[bool, str]
-"""Whether a tensor is the optimizer's or another part of the training state, not the model's; and its name."""
+"""Whether a tensor belongs to the training state (the optimizer, for one) rather than the model, and its name."""
 
 
 class Entry(Record):
-    """A tensor of a state."""
+    """A tensor of a state, without its values."""
 
     name: str
     training: bool
     dtype: str
     shape: tuple[int, ...]
     hash: str = ""
-    """Of its bytes; empty where nobody needs it."""
+    """Hash of its bytes; empty where none is needed."""
 
     @property
     def type(self) -> torch.dtype:
-        """The type of its numbers. Raises `ValueError` where it is none."""
+        """Type of its numbers. Raises `ValueError` where torch has no such type."""
         found = getattr(torch, self.dtype, None)
         if not isinstance(found, torch.dtype):
             raise ValueError(f"{self.name}: {self.dtype!r} is not a type of tensors")
@@ -50,24 +50,24 @@ class Entry(Record):
 
     @property
     def place(self) -> Place:
-        """Where it belongs."""
+        """Part of the state and name of the tensor."""
         return self.training, self.name
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Size in bytes."""
         return torch.Size(self.shape).numel() * self.type.itemsize
 
 
 class Head(Record):
-    """All of a state but its numbers."""
+    """All of a state except the tensors' values."""
 
     state: CheckpointState
     entries: tuple[Entry, ...]
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, *, hashed: bool) -> Head:
-        """Return that of a checkpoint."""
+        """Return the head of a checkpoint."""
         return cls(
             state=checkpoint.state,
             entries=tuple(
@@ -93,12 +93,12 @@ def deliver(
     hashed: bool = True,
     spare: Mapping[Place, Tensor] | None = None,
 ) -> Checkpoint | None:
-    """Bring the `checkpoint` of the member `source` to the `takers`; returns it there, elsewhere None.
+    """Send the `checkpoint` of the member `source` to the `takers`; return it there, elsewhere None.
 
-    Every member calls it. `held` is what a taker has so far; tensors of it become part of what is returned. Without
-    `hashed`, which must be equal on all, everything is sent. `spare` are tensors of a taker that may be overwritten,
-    and are if they are of the same model: memory that is new takes as long to fill as its content to arrive. There is
-    a barrier after each piece, so that no member waits longer than one piece takes, however large the state is. Raises
+    Every member calls it. `held` is a taker's current state; tensors of it become part of the result. Without `hashed`,
+    which must be equal on all, everything is sent. `spare` are tensors of a taker that may be overwritten, and are if
+    they belong to the same model: filling new memory takes as long as receiving its content. There is a barrier after
+    each piece, so that no member waits longer than one piece takes, however large the state is. Raises
     `GroupBrokenError`, and `CheckpointMismatchError` at a taker that cannot read the state.
     """
     takes = group.rank in takers
@@ -130,13 +130,13 @@ def deliver(
 
 
 def _announced(group: Group, source: int, head: Head | None) -> Head:
-    """Return the head that the source has."""
+    """Return the source's head."""
     content = group.broadcast_document(None if head is None else dumps(head, compact=True).encode(), source)
     return head or received(content, Head)
 
 
 def received(content: bytes, model: type[DocumentT]) -> DocumentT:
-    """Read a document of the leader, in UTF-8. Raises `CheckpointMismatchError` where that is impossible."""
+    """Parse a document of the leader, in UTF-8. Raises `CheckpointMismatchError` where it cannot be read."""
     source = "the training state of the leader"
     try:
         return loads_grown(content.decode(), model, source)
@@ -145,8 +145,8 @@ def received(content: bytes, model: type[DocumentT]) -> DocumentT:
 
 
 def _stream(group: Group, source: int, taker: int, parts: Sequence[Tensor], sizes: Sequence[int]) -> None:
-    """Send the `parts`, flat and of these sizes in bytes, from the source to the taker; the next piece while all wait
-    for one.
+    """Send the `parts`, flat and of these sizes in bytes, from the source to the taker. Each piece is sent while all
+    wait for the one before it.
     """
     cuts = [(part, first) for part, size in enumerate(sizes) for first in range(0, size, PIECE_BYTES)]
     flight: tuple[Sending, Tensor, Tensor] | None = None
@@ -170,7 +170,7 @@ def _stream(group: Group, source: int, taker: int, parts: Sequence[Tensor], size
 
 @dataclass(frozen=True, slots=True)
 class _HeldTensors:
-    """The tensors that a taker has so far, and their hashes; by place."""
+    """A taker's current tensors and their hashes, by place."""
 
     tensors: dict[Place, Tensor]
     hashes: dict[Place, str]
@@ -183,7 +183,7 @@ class _HeldTensors:
 
 @dataclass
 class _ReceiveBuffer:
-    """Where a taker puts what arrives, on the CPU: a device may be nearly full."""
+    """Memory of a taker for received tensors, on the CPU: a device may be nearly full."""
 
     entries: Sequence[Entry]
     held: InitVar[_HeldTensors]
@@ -191,7 +191,7 @@ class _ReceiveBuffer:
     tensors: list[Tensor | None] = field(init=False)
 
     def __post_init__(self, held: _HeldTensors) -> None:
-        """Take over what is held already."""
+        """Keep tensors that the taker has already."""
         self.tensors = [None] * len(self.entries)
         names = {entry.place for entry in self.entries}
         # A tensor keeps its memory under its name, or under a new one if its name is gone; others get a copy.
@@ -207,7 +207,7 @@ class _ReceiveBuffer:
                 self.tensors[number] = held.tensors[copies[entry.hash]].to("cpu", copy=True)
 
     def parts(self, small: Sequence[int], large: Sequence[int]) -> list[Tensor]:
-        """Return flat memory for what arrives: one for all small tensors, then each large one's own."""
+        """Return flat memory for the received pieces: one for all small tensors, then one for each large tensor."""
         found = [torch.empty(sum(self.entries[place].bytes for place in small), dtype=torch.uint8)]
         for place in large:
             entry = self.entries[place]
@@ -218,7 +218,7 @@ class _ReceiveBuffer:
         return found
 
     def place_small(self, small: Sequence[int], content: Tensor) -> None:
-        """Take the small tensors out of what has arrived: copies, as one of them may outlive the others."""
+        """Copy the small tensors out of the received piece: copies, as one of them may outlive the others."""
         first = 0
         for place in small:
             entry = self.entries[place]
@@ -227,7 +227,7 @@ class _ReceiveBuffer:
             first += entry.bytes
 
     def checkpoint(self, state: CheckpointState) -> Checkpoint:
-        """Return what has arrived."""
+        """Return the received state."""
         found: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
         for entry, tensor in zip(self.entries, self.tensors, strict=True):
             if tensor is None:
@@ -243,7 +243,7 @@ def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[bool, str, Tensor]]:
 
 
 def _fitting(entries: Sequence[Entry], spare: Mapping[Place, Tensor]) -> dict[Place, Tensor]:
-    """Return the spare tensors in which entries of the same names have room; none for another model."""
+    """Return the spare tensors that entries of the same names fit into; none for another model."""
     found: dict[Place, Tensor] = {}
     for entry in entries:
         tensor = spare.get(entry.place)
@@ -251,7 +251,7 @@ def _fitting(entries: Sequence[Entry], spare: Mapping[Place, Tensor]) -> dict[Pl
             found[entry.place] = tensor.detach()
         elif not entry.training:
             return {}
-    # Weights that are tied share memory, and would be received twice into it.
+    # Tied weights share memory, and would be received into it twice.
     pointers = Counter(tensor.data_ptr() for tensor in found.values())
     return {place: tensor for place, tensor in found.items() if pointers[tensor.data_ptr()] == 1}
 

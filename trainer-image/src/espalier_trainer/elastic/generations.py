@@ -1,6 +1,6 @@
 """Generations of workers that train together: a new one is formed when a worker comes, leaves, or is gone.
 
-`Arrivals` is what a leader knows of workers outside of its group: who waits for a place, who leaves, who carries out an
+`Arrivals` is the leader's view of workers outside its group: workers that wait for a place, leave, or carry out an
 order.
 """
 
@@ -39,20 +39,20 @@ logger = logging.getLogger(__name__)
 
 
 class Arrivals:
-    """Reads the rendezvous, and answers there."""
+    """Workers outside the group, as read from the leader's rendezvous, and the answers to them."""
 
     def __init__(self, rendezvous: Rendezvous, clock: Callable[[], float]) -> None:
         """Open the rendezvous; raises `RendezvousError`."""
         self.rendezvous, self._clock = RendezvousServer(rendezvous), clock
         self.waiting: dict[str, WorkerArrival] = {}
         self.listened = 0.0
-        """When it was last read, by `clock`."""
+        """Time of the last reading, by `clock`."""
         self._leaving: set[str] = set()
         self._on_trial: dict[str, str] = {}
-        """The results of workers that carry out an order, or have ('' until it is known): they take no part."""
+        """Results of workers that carry out an order, '' until known: they take no part in a generation."""
 
     def listen(self) -> None:
-        """Read what workers have written."""
+        """Read the messages of workers."""
         self.listened = self._clock()
         for arrival in self.rendezvous.listen():
             if arrival.leaving:
@@ -68,13 +68,13 @@ class Arrivals:
     def chosen(
         self, candidates: Iterable[WorkerArrival], replicas: int, out: Collection[str]
     ) -> tuple[WorkerArrival, ...]:
-        """Return the members for a job of `replicas` workers; those in `out` are excluded."""
+        """Return the members for a job of `replicas` workers, without workers in `out`."""
         gone = self._leaving | self.rendezvous.silent() | self._on_trial.keys() | set(out)
         present = {each.worker: each for each in candidates if each.worker not in gone}
         return chosen(present.values(), replicas)
 
     def gather(self, expected: set[str], seconds: float) -> None:
-        """Wait until all `expected` that do not leave have arrived, or until the time is over."""
+        """Wait until all `expected` workers that do not leave have arrived, for at most `seconds`."""
         deadline = self._clock() + seconds
         expected = expected - self._leaving
         while not expected <= self.waiting.keys() and self._clock() < deadline:
@@ -83,7 +83,7 @@ class Arrivals:
             expected -= self._leaving
 
     def answer(self, plan: GenerationPlan, before: Iterable[str]) -> None:
-        """Send a plan to its members, and to those of the generation `before` that wait in vain."""
+        """Send a plan to its members, and to members of the generation `before` that get no place in it."""
         let_go = [name for name in before if name in self.waiting and name not in plan.members]
         for name in (*plan.members[1:], *let_go):
             self.waiting.pop(name, None)
@@ -93,31 +93,31 @@ class Arrivals:
     # ---- orders
 
     def begin_orders(self, workers: Iterable[str]) -> None:
-        """Prepare for what these workers will tell of their orders."""
+        """Clear the channels of these workers for reports on their orders."""
         for worker in workers:
             self.rendezvous.begin_order(worker)
 
     def ordered(self, workers: Iterable[str]) -> None:
-        """Record that these workers carry out an order each."""
+        """Record that each of these workers carries out an order."""
         self._on_trial = dict.fromkeys(workers, "")
 
     def results(self) -> dict[str, str]:
-        """Return the results of the orders that have been carried out, by worker."""
+        """Return the results of finished orders, by worker."""
         self.listen()
         return {worker: result for worker, result in self._on_trial.items() if result}
 
     def reported(self) -> dict[str, str]:
-        """Return by worker how far the orders are that are being carried out, as far as they have reported."""
+        """Return the last progress report of each unfinished order that has one, by worker."""
         found = {worker: self.rendezvous.reported(worker) for worker, result in self._on_trial.items() if not result}
         return {worker: text for worker, text in found.items() if text}
 
     def dismiss(self, worker: str) -> None:
-        """Let a worker break its order off."""
+        """Cancel a worker's order."""
         if self._on_trial.pop(worker, None) == "":
             self.rendezvous.dismiss(worker)
 
     def dismiss_all(self) -> None:
-        """Let all workers break their orders off."""
+        """Cancel the orders of all workers."""
         for worker in list(self._on_trial):
             self.dismiss(worker)
 
@@ -125,23 +125,23 @@ class Arrivals:
 LISTEN_SECONDS: Final = 0.05
 """Minimum interval of reading arrivals: the store is in the process, so a read takes some µs."""
 GRACE_SECONDS: Final = 1.0
-"""After a group broke, live members arrive again within some ms; this is how long to wait for dead ones."""
+"""Seconds to wait for dead members after a group broke; live ones arrive again within some ms."""
 REUNION_SECONDS: Final = 5.0
-"""How long a restarted leader waits for workers that may hold a newer state than its checkpoint."""
+"""Seconds that a restarted leader waits for workers that may hold a newer state than its checkpoint."""
 _LEADER: Final = "leader"
 _MAX_BROKEN: Final = 5
-"""After this number of consecutive generations that broke before a step, the leader trains alone for a while."""
+"""Number of consecutive generations that broke before a step, after which the leader trains alone for a while."""
 _ALONE_SECONDS: Final = 30.0
 
 Capture = Callable[[], Checkpoint]
 StepPlace = tuple[int, int, Portion]
-"""A step's epoch, cursor and portion."""
+"""Epoch, cursor and portion of a step."""
 Restore = Callable[[Checkpoint], Network]
-"""Takes over a newer state; returns the resulting network."""
+"""Function that loads a newer state and returns the resulting network."""
 
 
 class Generations:
-    """The leader and the members of its generation; the leader alone at first. `Team` is what they do together."""
+    """The leader and the members of its generation; at first only the leader. `Team` adds the steps taken together."""
 
     def __init__(
         self,
@@ -158,9 +158,9 @@ class Generations:
     ) -> None:
         """Open the rendezvous; raises `RendezvousError`.
 
-        `warn` gets problems that do not stop training, `on_change` the new number of members after a change, and
-        the seconds for which training paused. `hashed` is what must be equal in all members, `node` where the
-        leader runs, `listen_seconds` the shortest time between two looks for arrivals at step boundaries.
+        `warn` is called with problems that do not stop training, `on_change` after a change of members with their new
+        number and the seconds for which training paused. `hashed` returns the value that must be equal in all members,
+        `node` is the leader's node, `listen_seconds` the minimum interval of reading arrivals at step boundaries.
         """
         self._arrivals = Arrivals(rendezvous, clock)
         self._device, self._warn, self._clock = device, warn, clock
@@ -168,7 +168,7 @@ class Generations:
         self._on_change = on_change
         self._stragglers, self._hashed = stragglers, hashed
         self._members: tuple[WorkerArrival, ...] = ()
-        """Without the leader."""
+        """Members without the leader."""
         self._group: Group | None = None
         self._generation = 0
         self._stale = self._state_changed = False
@@ -180,9 +180,9 @@ class Generations:
         self._spoke = 0.0
         self._speeds = MemberSpeeds()
         self._announced: StepPlace | None = None
-        """The step that all members take next, without a command."""
+        """Step that all members take next without a command; None if they wait for one."""
         self._winner: str | None = None
-        """The worker whose state all members of the next generation take."""
+        """Worker whose state all members of the next generation take; None for the usual source."""
 
     @property
     def world(self) -> int:
@@ -191,7 +191,7 @@ class Generations:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes that the members are on."""
+        """Number of nodes that the members run on."""
         return 1 if self._group is None else len({self._node, *(member.node for member in self._members)})
 
     @property
@@ -202,11 +202,11 @@ class Generations:
 
     @property
     def broken(self) -> bool:
-        """Whether the generation broke and `update_members` has not mended it yet."""
+        """Whether the generation broke and `update_members` has not formed a new one yet."""
         return self._broken_once
 
     def wait_for_members(self, step: int) -> bool:
-        """Wait for workers that may hold a state newer than `step`; returns whether one does.
+        """Wait for workers that may hold a state newer than `step`; return whether one does.
 
         They arrive soon after the store opens; a job that has just begun has none.
         """
@@ -222,7 +222,7 @@ class Generations:
         return False
 
     def update_members(self, replicas: int, network: Network, step: int, capture: Capture, restore: Restore) -> None:
-        """Admit workers that wait, up to `replicas`, and release those that leave. Called at each step boundary."""
+        """Admit waiting workers, up to `replicas`, and release workers that leave. Called at each step boundary."""
         now = self._clock()
         urgent = self._broken_once or self._reuniting or self.world > replicas
         if not urgent and now - self._arrivals.listened < self._listen_seconds:
@@ -250,7 +250,7 @@ class Generations:
     # ---- within
 
     def _take_back(self) -> None:
-        """Take back the step that was foretold: something else comes before it. Raises `GroupBrokenError`."""
+        """Revoke the announced step, because something else comes first. Raises `GroupBrokenError`."""
         announced, self._announced = self._announced, None
         if announced is not None and self._group is not None:
             take_back(self._group)
@@ -262,7 +262,7 @@ class Generations:
         self, replicas: int, network: Network, step: int, capture: Capture, restore: Restore, began: float
     ) -> None:
         before = {arrival.worker for arrival in self._members}
-        # Do not wait for a newcomer that may be dead: nobody needs its state.
+        # Do not wait for a newcomer that may be dead: its state is not needed.
         holders = {arrival.worker for arrival in self._members if arrival.step != NEWCOMER}
         if self._group is not None:
             try:
@@ -309,7 +309,7 @@ class Generations:
                 return
         # From now on they hold the state, and are expected to return.
         self._members = tuple(replace(each, step=step) for each in wanted)
-        # Only now: until a generation has formed, a member may still hold state that the checkpoint lacks.
+        # Not before: until a generation has formed, a member may still hold state that the checkpoint lacks.
         self._reuniting = False
         self._spoke = self._clock()
         self._speeds = self._speeds.changed()

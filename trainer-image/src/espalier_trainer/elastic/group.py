@@ -1,13 +1,13 @@
-"""One generation's process group: the few collectives that elastic training needs, and how they fail.
+"""One generation's process group: the few collectives that elastic training needs, and their failures.
 
-gloo carries everything but what is summed on GPUs, which NCCL does: commands and states lie in main memory, and gloo
+gloo carries everything except sums on GPUs, which NCCL computes: commands and states are in main memory, and gloo
 notices at once that a process has died, which NCCL does not. NCCL waits without limit for a process that has died on
-the same machine, and PyTorch's watchdog then ends the process that waits. Here a member looks whether a sum is done,
-and when its time is over it aborts NCCL and goes on without.
+the same machine, and PyTorch's watchdog then ends the waiting process. Here a member polls whether a sum is done, and
+after a time limit aborts NCCL and goes on without.
 
 Small tensors are summed by a mesh: each member sends its own to each other one. gloo's ring needs 2 (members - 1)
 messages one after the other, each handed from thread to thread, and a small step waits for each of them. In the mesh
-all messages travel at the same time, and the thread that computes sends and receives them itself. On two cores, two
+all messages travel at the same time, and the computing thread sends and receives them itself. On two cores, two
 members sum 1,280 bytes in 0.6 to 0.9 ms instead of 1.4, four members in 2.0 instead of 5.4.
 
 An exchange that ends with an error shows that a generation is over (`broken`).
@@ -45,14 +45,14 @@ class GroupBrokenError(Exception):
 
 
 class Sending:
-    """An exchange that has begun; nobody may touch its tensor until `wait` returns."""
+    """An exchange that has begun; its tensor must not be used until `wait` returns."""
 
     def __init__(self, work: Any, seconds: float | None = None) -> None:
-        """`seconds` is how long to wait; None: as long as for any collective."""
+        """Wait `seconds` at most; None for the time limit of collectives."""
         self._work, self._seconds = work, seconds
 
     def wait(self) -> None:
-        """Wait until it is done. Raises `GroupBrokenError`."""
+        """Wait until the exchange is done. Raises `GroupBrokenError`."""
         with broken():
             if self._seconds is None:
                 self._work.wait()
@@ -62,7 +62,7 @@ class Sending:
 
 @contextmanager
 def broken() -> Iterator[None]:
-    """Raise `GroupBrokenError` for the errors of a process group in the block."""
+    """Turn a process group's errors in the block into `GroupBrokenError`."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -72,13 +72,13 @@ def broken() -> Iterator[None]:
 
 
 MESH_BYTES: Final = 1 << 22
-"""What a member receives at most: of larger tensors a ring moves less."""
+"""Maximum number of bytes that a member receives in a mesh: for larger tensors a ring moves fewer."""
 _TAG: Final = 1
-"""States are sent by another one."""
+"""Tag of a mesh's messages; states are sent with another one."""
 
 
 class MeshSum(Sending):
-    """A sum that has begun."""
+    """A sum over a mesh that has begun."""
 
     def __init__(self, group: Group, tensor: Tensor) -> None:
         """Begin to send `tensor` to all others, and to receive theirs. Raises `GroupBrokenError`."""
@@ -104,20 +104,20 @@ class MeshSum(Sending):
 
 _NEVER: Final = timedelta(days=365)
 _LOOKS: Final = (1e-5, 1e-3)
-"""Seconds between two looks: the first, the longest."""
+"""Seconds between two polls: the first interval, the longest."""
 
 
 class DeviceSums:
     """NCCL's communicator of one generation."""
 
     def __init__(self, store: Any, rank: int, world: int, device: torch.device, seconds: float) -> None:
-        """Connect all members, which have all come; nobody waits longer than `seconds` for anything.
+        """Connect all members, which have all arrived; every wait is limited to `seconds`.
 
         Raises `GroupBrokenError` if NCCL does not connect them.
         """
         self._device, self._seconds = device, seconds
         self._unfinished = 0
-        # The watchdog reads them when a group is made. 0: it ends no process, and its threads do not ask the store,
+        # The watchdog reads these when a group is made. 0: it ends no process, and its threads do not query the store,
         # which is written in Python and may be gone.
         for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
             os.environ[f"TORCH_NCCL_{name}"] = "0"
@@ -132,16 +132,16 @@ class DeviceSums:
             raise
 
     def sending(self, tensor: Tensor) -> Sending:
-        """Begin to sum `tensor` over all members, in place. Raises `GroupBrokenError`, as does what it returns."""
+        """Begin to sum `tensor` over all members, in place. Raises `GroupBrokenError`, as does the result's `wait`."""
         with broken():
             work = self._group.allreduce([tensor])
         self._unfinished += 1
         return _DeviceSum(work, self._seconds, self._finished)
 
     def close(self) -> None:
-        """Abort what is not done, so that the device does not wait for it.
+        """Abort unfinished sums, so that the device does not wait for them.
 
-        Where everything is done nobody waits for NCCL, which takes half a second to leave.
+        If none is unfinished, NCCL leaves in the background, which takes half a second.
         """
         group, self._group = self._group, None
         if group is None:
@@ -155,7 +155,7 @@ class DeviceSums:
         self._unfinished -= 1
 
     def _connect(self) -> None:
-        """Take the first sum, which connects the members: in a thread, as that has no time limit."""
+        """Take the first sum, which connects the members: in a thread, as it has no time limit of its own."""
         tensor = torch.zeros(1, device=self._device)
         try:
             answered(lambda: self.sending(tensor).wait(), lambda: False, self._seconds)
@@ -164,14 +164,14 @@ class DeviceSums:
 
 
 class _DeviceSum(Sending):
-    """A sum that the device computes."""
+    """A sum computed by the device."""
 
     def __init__(self, work: Any, seconds: float, finished: Callable[[], None]) -> None:
         super().__init__(work)
         self._limit, self._finished = seconds, finished
 
     def wait(self) -> None:
-        """Wait until it is done, and let what the device computes next see it."""
+        """Wait until the sum is done, and order the device's next operations after it."""
         pause, longest = _LOOKS
         end = time.monotonic() + self._limit
         with broken():
@@ -185,11 +185,11 @@ class _DeviceSum(Sending):
 
 
 FORM_SECONDS = 5.0
-"""A planned member may be dead already: the group forms without those that have not come by then."""
+"""Seconds to form a group: members that have not come by then may be dead, and it forms without them."""
 COLLECTIVE_SECONDS = 20.0
-"""A peer that does not answer for this long (frozen, cut off) counts as gone; one that dies is noticed at once."""
+"""Seconds without an answer after which a peer counts as gone (frozen, cut off); a dead one is noticed at once."""
 PIECE_BYTES = 1 << 24
-"""Large tensors are sent in pieces of this size, so that the timeout does not limit their size."""
+"""Size in bytes of the pieces of large tensors, so that the timeout does not limit their size."""
 _TAG_BYTES: Final = 32
 _SIZE: Final = struct.Struct(">Q")
 
@@ -208,17 +208,17 @@ class Group:
         port: int,
         key: bytes,
     ) -> None:
-        """Connect all members: `address` and `port` are those of the store, which determine the network interface.
+        """Connect all members; `address` and `port` of the store determine the network interface.
 
-        `key` authenticates what `broadcasting_document` sends; gloo and NCCL themselves believe whoever they reach.
+        `key` authenticates the messages of `broadcasting_document`; gloo and NCCL themselves do not authenticate peers.
         """
         self.rank, self.world, self.device = rank, world, device
         self._key, self._documents = key, 0
-        self._store = store  # torch does not keep what it is made of in Python
+        self._store = store  # torch keeps no reference to the Python store
         self.buckets: Buckets | None = None
-        """The memory for exchanging gradients; it is kept from step to step."""
+        """Buffers for exchanging gradients, kept from step to step."""
         self.exchanged: float | None = None
-        """Seconds that the last exchange of gradients took from when this member was ready; None: not measured."""
+        """Seconds from this member being ready to the end of the last exchange of gradients; None if not measured."""
         prefixed = PrefixStore(f"generation/{generation}", store)
         self._device_sums: DeviceSums | None = None
         with broken():
@@ -227,16 +227,16 @@ class Group:
             given._devices = [gloo.create_device(hostname=_own_address(address, port))]
             given._timeout = timedelta(seconds=FORM_SECONDS)
             self._group: Any = gloo(prefixed, rank, world, given)
-            # The first collective is part of forming: a member that died meanwhile is found here.
+            # The first collective is part of forming: it detects a member that died meanwhile.
             self._group.barrier().wait()
             self._group.set_timeout(timedelta(seconds=COLLECTIVE_SECONDS))
         if device.type == "cuda":
             self._connect_devices(PrefixStore("nccl", prefixed))
 
     def _connect_devices(self, store: Any) -> None:
-        """Let NCCL sum what is on GPUs, if it connects all members; otherwise gloo does, by way of main memory.
+        """Let NCCL sum tensors on GPUs if it connects all members; otherwise gloo does, through main memory.
 
-        NCCL refuses members that share a GPU (before 2.30), as in clusters whose GPUs are shared by time.
+        NCCL refuses members that share a GPU (before 2.30), as in clusters with time-shared GPUs.
         """
         why = "another worker has the reason in its log"
         try:
@@ -248,7 +248,7 @@ class Group:
         if refused.item():
             self._leave_devices()
             logger.warning(
-                "NCCL does not connect the workers, so gradients are summed by way of main memory, which is slower: %s",
+                "NCCL does not connect the workers, so gradients are summed through main memory, which is slower: %s",
                 why,
             )
 
@@ -266,9 +266,9 @@ class Group:
             return Sending(self._group.allreduce([tensor]))
 
     def sent(self) -> None:
-        """Called by all members once they have begun to sum what they sum on GPUs, before they wait for it.
+        """Synchronise before waiting: all members call it once they have begun their sums on GPUs.
 
-        It finds a member that died before, for which the others would otherwise wait until the timeout.
+        It detects a member that died before, for which the others would otherwise wait until the timeout.
         """
         if self._device_sums is not None:
             self.barrier()
@@ -286,11 +286,11 @@ class Group:
             return Sending(self._group.broadcast([tensor], options))
 
     def broadcasting_document(self, content: bytes, source: int = 0) -> Sending:
-        """Begin to send the others a few bytes, which they take by `receive_document`."""
+        """Begin to send the others a few bytes, which they receive by `receive_document`."""
         return self.broadcasting(_tensor(content + self._tag(content, source)), source)
 
     def receive_document(self, size: int, source: int = 0) -> bytes:
-        """Wait for a document of `size` bytes. Raises `GroupBrokenError` where it is not the member's next one."""
+        """Wait for a document of `size` bytes. Raises `GroupBrokenError` where it is not the source's next document."""
         received = torch.empty(size + _TAG_BYTES, dtype=torch.uint8)
         self.broadcast(received, source)
         found = received.numpy().tobytes()
@@ -300,7 +300,7 @@ class Group:
         return content
 
     def broadcast_document(self, content: bytes | None, source: int = 0) -> bytes:
-        """Return the document of any size that the member `source` has as `content`, the others None."""
+        """Return the document, of any size, that the member `source` passes as `content` and the others as None."""
         if content is not None:
             self.broadcasting_document(_SIZE.pack(len(content)), source).wait()
             tagged = _tensor(content + self._tag(content, source))
@@ -310,26 +310,26 @@ class Group:
         return self.receive_document(size, source)
 
     def _tag(self, content: bytes, source: int) -> bytes:
-        """Return what proves the origin of the group's next document."""
+        """Return the tag that proves the origin of the group's next document."""
         self._documents += 1
         return hmac.digest(self._key, struct.pack(">QI", self._documents, source) + content, "sha256")
 
     def sending_to(self, tensor: Tensor, member: int, tag: int = 0) -> Sending:
-        """Begin to send `tensor`, a piece at most, to one member, which receives one of its size by the same `tag`."""
+        """Begin to send `tensor`, one piece at most, to a member, which receives one of its size with this `tag`."""
         with broken():
             return Sending(self._group.send([tensor], member, tag), COLLECTIVE_SECONDS)
 
     def receiving_from(self, tensor: Tensor, member: int, tag: int = 0) -> Sending:
-        """Begin to overwrite `tensor` with what the member sends by this `tag`."""
+        """Begin to overwrite `tensor` with the tensor that the member sends with this `tag`."""
         with broken():
             return Sending(self._group.recv([tensor], member, tag), COLLECTIVE_SECONDS)
 
     def barrier(self) -> None:
-        """Wait until all members are here."""
+        """Wait until all members have arrived here."""
         self.all_reduce(torch.zeros(1))
 
     def close(self) -> None:
-        """Close the connections; the other members notice it."""
+        """Close the connections, which the other members notice."""
         self._group = self.buckets = None
         self._leave_devices()
 
@@ -344,12 +344,12 @@ def _tensor(content: bytes) -> Tensor:
 
 
 def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the parts, views of it, in which a contiguous tensor is sent."""
+    """Return the pieces, as views, in which a contiguous tensor is sent."""
     return torch.split(tensor.view(-1), max(1, PIECE_BYTES // tensor.element_size()))
 
 
 def _own_address(address: str, port: int) -> str:
-    """Return the address of the interface that leads to the store."""
+    """Return the own address on the interface that leads to the store."""
     import socket
 
     family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]

@@ -1,4 +1,4 @@
-"""A worker that does not lead: it arrives, receives the state and the leader's commands, and leaves.
+"""A worker other than the leader: it arrives, receives the state and the leader's commands, and leaves.
 
 The caller executes the commands: a `BuiltinWorker`, or a user's loop. While a worker carries out an order of a trial,
 it reports to its leader over a `TrialChannel`, and reads there whether it may go on.
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 ASK_SECONDS: Final = 0.2
-"""Interval of asking whether the leader still wants the result; a question is a message to its process."""
+"""Interval of requests whether the leader still wants the result; each is a message to the leader's process."""
 
 
 class TrialChannel:
@@ -63,7 +63,7 @@ class TrialChannel:
 AGAIN_SECONDS: Final = 0.2
 """Interval of attempts to find the leader."""
 PATIENCE_SECONDS: Final = 600.0
-"""How long to keep the state for a leader that is away; longer than the time after which a node is given up."""
+"""Seconds to keep the state while the leader is away; more than the time after which a node is given up."""
 
 
 @dataclass
@@ -71,16 +71,16 @@ class StepRequest:
     """A step in which this worker must take part; with `Code.EPOCH` the end of an epoch."""
 
     group: Group | None
-    """None: this worker takes it alone, on a copy (`carry_out`)."""
+    """Group of the step; None if this worker takes it alone, on a copy (`carry_out`)."""
     command: Command
     broken: GroupBrokenError | None = None
-    """Set by the caller if the group broke in the step."""
+    """Error set by the caller if the group broke in the step."""
     follows: Command | None = None
-    """The next step, if it needs no command of the leader's."""
+    """Next step, if it needs no command of the leader; otherwise None."""
     joint: StepResult | None = None
-    """Set by the caller: the result of a step that this worker has taken alone."""
+    """Result, set by the caller, of a step that this worker has taken alone."""
     left: bool = False
-    """Set by the caller if its loop has left the epoch at such a step."""
+    """Whether the caller's loop has left the epoch at such a step; set by the caller."""
 
     def taken(self, joint: StepResult) -> bool:
         """Record the result, in a loop that does the same in all steps of an epoch; return whether it was taken."""
@@ -91,7 +91,7 @@ class StepRequest:
 
 
 class Member:
-    """The communication of one worker with its leader. Not thread-safe."""
+    """A worker's communication with its leader. Not thread-safe."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Member:
         hashed: Callable[[Network], int] = digest,
         carry_out: Callable[[str, TrialChannel], Generator[StepRequest, None, str]] | None = None,
     ) -> None:
-        """`stop` returns whether to leave; `hashed` is what must be equal in all members.
+        """`stop` returns whether to leave; `hashed` returns the value that must be equal in all members.
 
         `carry_out` takes an order of a trial and the channel to the leader, yields the steps that the caller must take,
         and returns the result.
@@ -116,12 +116,12 @@ class Member:
         self._said_leaving = False
         self._away_since: float | None = None
         self._attempt = 0
-        """The latest of the leader that this worker has followed."""
+        """Latest attempt of a leader that this worker has followed."""
         self.ended = False
         """Whether the leader has announced the end of the job."""
 
     def requests(self, rendezvous: Rendezvous) -> Iterator[StepRequest]:
-        """Yield what to do next, until the job has `ended` or `stop` returns True."""
+        """Yield the steps to take, until the job has `ended` or `stop` returns True."""
         client: RendezvousClient | None = None
         while not self._stop() and not self.ended:
             try:
@@ -129,7 +129,7 @@ class Member:
                 self._attempt = client.attempt
                 yield from self._arrive(client)
             except GroupBrokenError:
-                client = None  # Maybe it was the leader that is gone, and its successor is somewhere else.
+                client = None  # The leader may be gone, and its successor elsewhere.
             except LeaderAwayError as error:
                 client = None
                 now = time.monotonic()
@@ -154,7 +154,7 @@ class Member:
         self._away_since = None
         plan = client.plan(ticket)
         if plan is None:
-            client.arrive(self._arrival(leaving=True))  # so that nobody waits for it
+            client.arrive(self._arrival(leaving=True))  # so that the leader does not wait for it
         elif self._worker not in plan.members:
             logger.info("generation %d does not include this worker", plan.generation)
             self._result = ""
@@ -168,7 +168,7 @@ class Member:
                 raise
 
     def _arrival(self, *, leaving: bool = False) -> WorkerArrival:
-        # What a trial led to is no state of the job unless the leader says so.
+        # The result of a trial becomes the job's state only if the leader says so.
         step = NEWCOMER if self._result else self._holder.step
         own = self._identity
         return WorkerArrival(self._worker, own.base, own.index, step, leaving, own.node, self._result)
@@ -176,7 +176,7 @@ class Member:
     def _take_part(self, client: RendezvousClient, plan: GenerationPlan) -> Generator[StepRequest, None, None]:
         rank = plan.members.index(self._worker)
         world, address, port, key = len(plan.members), client.address, client.port, plan.key(client.key)
-        group = answered(  # a group is formed by way of the leader's store
+        group = answered(  # a group is formed through the leader's store
             lambda: Group(client.store, plan.generation, rank, world, self._device, address, port, key),
             self._stop,
             FORM_SECONDS + COLLECTIVE_SECONDS,
@@ -207,7 +207,7 @@ class Member:
             if command.code is Code.STATE:
                 held = None if self._holder.network is None else self._holder.capture()
                 state = receive_state(group, held)
-                del held  # what it does not share with the new state
+                del held  # frees tensors that the new state does not share
                 self._holder.take(state)
             elif command.code is Code.NOTE:
                 self._holder.note(receive_note(group))

@@ -1,4 +1,4 @@
-"""The leader's decisions on its members: who is one, who is excluded for a while, and who computes what. Pure.
+"""The leader's decisions on its members: membership, temporary exclusion, and each member's share of a step. Pure.
 
 Workers and the leader exchange `WorkerArrival`s and `GenerationPlan`s. Workers that slow the others down are excluded;
 the caller passes all times. `shares` divides the examples of a step among the members.
@@ -19,9 +19,9 @@ from espalier_core.types.job import ElasticBatch
 from espalier_trainer.elastic.store import derived
 
 PROTOCOL = 9
-"""Increased when workers of two versions can no longer train together."""
+"""Version of the protocol, increased when workers of two versions can no longer train together."""
 NEWCOMER = -1
-"""Step of a worker that has no state."""
+"""Value of `step` for a worker that has no state."""
 
 
 class RecordError(ValueError):
@@ -32,15 +32,15 @@ class _Message:
     """A record that a worker or the leader writes to the store."""
 
     _adapter: ClassVar[TypeAdapter[Any]]
-    """Made once for each kind, which takes 200 times as long as a message."""
+    """Adapter made once for each kind of record, which takes 200 times as long as a message."""
 
     def to_json(self) -> str:
-        """Return it as text."""
+        """Return the record as text."""
         return self._adapter.dump_json(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read it back; raises `RecordError`."""
+        """Parse a record; raises `RecordError`."""
         try:
             read: Self = cls._adapter.validate_json(text)
         except ValidationError as error:
@@ -50,52 +50,52 @@ class _Message:
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """Which of the job's workers this process is."""
+    """Role and index of this process among the job's workers."""
 
     base: bool = False
-    """Whether it is a base worker; if not, it is an extra one."""
+    """Whether it is a base worker; otherwise it is an extra worker."""
     index: int = 0
     node: str = ""
-    """The node that it runs on."""
+    """Node that it runs on."""
 
 
 @dataclass(frozen=True)
 class WorkerArrival(_Message):
-    """A worker requests to take part in the next generation, or announces that it leaves."""
+    """A worker's request to take part in the next generation, or its announcement that it leaves."""
 
     worker: str
-    """Unique for every process."""
+    """Id, unique for every process."""
     base: bool
     index: int
-    """Place among the workers of its role."""
+    """Index among the workers of its role."""
     step: int = NEWCOMER
-    """Of the state that it holds."""
+    """Step of the state that it holds."""
     leaving: bool = False
     node: str = ""
-    """The node that it runs on."""
+    """Node that it runs on."""
     result: str = ""
     """Result of the order with which it left the last generation, as text."""
     protocol: int = PROTOCOL
 
     @property
     def name(self) -> str:
-        """What people call the worker."""
+        """Display name of the worker."""
         return f"{'base' if self.base else 'extra'} worker {self.index}"
 
 
 @dataclass(frozen=True)
 class GenerationPlan(_Message):
-    """The members of a generation; a member's place is its rank, the leader is the first."""
+    """The members of a generation; a member's index is its rank, the leader is the first."""
 
     generation: int
     members: tuple[str, ...]
     source: int
     """Rank of the member whose state all take."""
     nonce: str = ""
-    """Random: no two generations of a job have the same key."""
+    """Random value, so that no two generations of a job have the same key."""
 
     def key(self, secret: bytes) -> bytes:
-        """Return the key with which this generation's commands are authenticated, by that of the job."""
+        """Return the key that authenticates this generation's commands, derived from the job's key."""
         return derived(secret, f"generation {self.nonce}".encode())
 
 
@@ -104,7 +104,7 @@ GenerationPlan._adapter = TypeAdapter(GenerationPlan)
 
 
 def chosen(candidates: Iterable[WorkerArrival], replicas: int) -> tuple[WorkerArrival, ...]:
-    """Return those of `candidates` (the leader not among them) that a job of `replicas` workers has room for.
+    """Return the candidates, among which the leader is not, that get a place in a job of `replicas` workers.
 
     Base workers come first, then those of the lowest index, as extra workers are taken back from the highest.
     """
@@ -123,7 +123,7 @@ def planned(
     """Return the plan of a generation; its source is the leader, or with `newest` the member with the latest step.
 
     The leader's state is authoritative while it lives: a member that is a step ahead of it goes back. Only the `winner`
-    of a trial is the source instead, if it is a member.
+    of a trial, if it is a member, is the source instead.
     """
     everyone = (leader, *members)
     names, steps = tuple(each.worker for each in everyone), [each.step for each in everyone]
@@ -135,14 +135,14 @@ FACTOR: Final = 5.0
 STEPS: Final = 20
 """A member that is FACTOR times slower than the others for STEPS steps in a row is a straggler."""
 PAUSE_SECONDS: Final = 60.0
-"""An excluded straggler may join again after this time, which doubles each time: it was slow, not broken."""
+"""Seconds until an excluded straggler may join again, doubled each time: it was slow, not broken."""
 MAX_DROPS: Final = 3
-"""After this number of exclusions it stays excluded, as each return costs `STEPS` slow steps and two pauses."""
+"""Number of exclusions after which it stays excluded, as each return costs `STEPS` slow steps and two pauses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """How often a worker was excluded, and until when it is."""
+    """Number of exclusions of a worker, and the end of the last one."""
 
     times: int
     until: float
@@ -150,12 +150,12 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class MemberSpeeds:
-    """What is known of the members' speed."""
+    """Observations of the members' speed."""
 
     slow: str | None = None
-    """The straggler of the last step."""
+    """Straggler of the last step."""
     steps: int = 0
-    """Its number of consecutive steps as the straggler."""
+    """Number of its consecutive steps as the straggler."""
     dropped: Mapping[str, Dropped] = field(default_factory=dict)
 
     def out(self, now: float) -> frozenset[str]:
@@ -163,7 +163,7 @@ class MemberSpeeds:
         return frozenset(worker for worker, each in self.dropped.items() if now < each.until)
 
     def drops(self, worker: str) -> int:
-        """Return how often `worker` was excluded."""
+        """Return the number of times that `worker` was excluded."""
         found = self.dropped.get(worker)
         return 0 if found is None else found.times
 
@@ -179,7 +179,7 @@ class MemberSpeeds:
 
 
 def straggler(seconds: Sequence[float], factor: float) -> int | None:
-    """Return the member whose `seconds` of computing are `factor` times the median of the others', the slowest one."""
+    """Return the slowest member if its `seconds` of computing are more than `factor` times the others' median."""
     if len(seconds) < 2:
         return None
     slowest = max(range(len(seconds)), key=seconds.__getitem__)
@@ -188,7 +188,7 @@ def straggler(seconds: Sequence[float], factor: float) -> int | None:
 
 
 def observed(speeds: MemberSpeeds, workers: Sequence[str], seconds: Sequence[float]) -> tuple[MemberSpeeds, str | None]:
-    """Return the state after a step in which `workers` computed for `seconds`, and the worker found to be a straggler.
+    """Return the state after a step in which `workers` computed for `seconds`, and the worker if it is a straggler.
 
     A straggler is reported once, until the members change.
     """
@@ -199,9 +199,9 @@ def observed(speeds: MemberSpeeds, workers: Sequence[str], seconds: Sequence[flo
 
 
 def described(name: str, rank: int, seconds: Sequence[float], pause: float, times: int) -> str:
-    """Return a warning of the straggler `name`, whose `seconds` of a step are those at `rank`.
+    """Return a warning about the straggler `name`, with rank `rank` in the `seconds` of a step.
 
-    `pause`: for how long it is excluded (0: it is not, inf: for good), now for the `times`-th time.
+    `pause` is the duration of its exclusion (0: none, inf: for good), `times` the number of its exclusions so far.
     """
     others = sorted(each for place, each in enumerate(seconds) if place != rank)
     what = "all wait for it at each step"
@@ -214,16 +214,16 @@ def described(name: str, rank: int, seconds: Sequence[float], pause: float, time
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What all members take in a step. The leader decides on it."""
+    """The part of an epoch that all members take in a step, decided by the leader."""
 
     batches: int = 1
-    """Batches of the epoch, from its cursor on."""
+    """Number of batches of the epoch, from its cursor on."""
     passes: int = 1
-    """Parts in which each member computes its share, one after the other; gradients add up."""
+    """Number of consecutive passes over which each member splits its share; gradients add up."""
     rate: float = 1.0
-    """Factor of the learning rate of a step of one batch."""
+    """Factor of the learning rate, relative to a step of one batch."""
     full: bool = True
-    """Whether it is not less than usual because the epoch ends."""
+    """Whether the portion is not cut short by the end of the epoch."""
 
 
 ONE = Portion()
@@ -231,7 +231,7 @@ ONE = Portion()
 
 @dataclass(frozen=True, slots=True)
 class BatchShare:
-    """Rows `first` to `last` (not included) from the beginning of batch `batch` of the epoch on; may be empty."""
+    """Rows `first` to `last` (exclusive), counted from the beginning of batch `batch` of the epoch; may be empty."""
 
     batch: int
     first: int
@@ -244,14 +244,14 @@ class BatchShare:
 
 
 LEAST_ROWS = 2
-"""A batch norm over one example has no variance."""
+"""Minimum number of rows: a batch norm over one example has no variance."""
 
 
 def shares(policy: ElasticBatch, world: int, cursor: int, rows: int, batches: int = 1) -> tuple[BatchShare, ...]:
     """Return the members' shares of the step that takes `batches` batches of `rows` examples from batch `cursor` on.
 
     `keepGlobal`: they are cut into `world` parts whose sizes differ by one at most. `scaleLinear`: each member takes
-    one, the k-th `cursor` + k; near the epoch's end some take none. Each example is in exactly one share.
+    one batch, the k-th member batch `cursor` + k; near the epoch's end some take none. No example is in two shares.
     """
     if policy is ElasticBatch.SCALE_LINEAR:
         return tuple(BatchShare(cursor + member, 0, rows if member < batches else 0) for member in range(world))
@@ -263,7 +263,7 @@ def shares(policy: ElasticBatch, world: int, cursor: int, rows: int, batches: in
 
 
 def fixed_portion(policy: ElasticBatch, world: int, cursor: int, batches: int) -> Portion:
-    """Return what a step at batch `cursor` of `batches` takes if the author of the job decides on the batch size.
+    """Return the portion of a step at batch `cursor` of `batches` if the author of the job sets the batch size.
 
     `scaleLinear`: a batch for each member, with the learning rate multiplied by their number (the linear scaling rule:
     Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1).

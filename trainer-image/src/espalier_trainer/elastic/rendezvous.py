@@ -31,20 +31,20 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 3.0
-"""A leader that does not answer for this long counts as away: frozen, or its node is gone. Less than its successor
-waits."""
+"""Seconds without an answer after which a leader counts as away: frozen, or its node is gone. Its successor waits
+longer."""
 LEAVE_SECONDS: Final = 1.0
-"""How long a worker that must leave waits for an answer."""
+"""Seconds that a worker that must leave waits for an answer."""
 ASK_SECONDS: Final = (0.001, 0.05)
 """Interval of requests for a plan: first and longest. The first is short, as a generation forms within some ms."""
 _FORGET_SECONDS: Final = 10.0
-"""An arrival that was counted but not written within this time is of a worker that died in between."""
+"""Seconds after which a counted but unwritten arrival is forgotten: its worker died in between."""
 _LOOPBACK: Final = "127.0.0.1"
 _COUNT: Final = "arrivals"
 BEAT_SECONDS: Final = 0.5
 """Interval of a waiting worker's messages."""
 SILENT_SECONDS: Final = 2.5
-"""A worker that was silent for this long counts as dead or frozen."""
+"""Seconds of silence after which a worker counts as dead or frozen."""
 
 
 class RendezvousError(TrainerError):
@@ -56,7 +56,7 @@ class LeaderAwayError(Exception):
 
 
 def answered(ask: Callable[[], T], stop: Callable[[], bool], seconds: float = ANSWER_SECONDS) -> T:
-    """Return what `ask` returns, or raise what it raises; `LeaderAwayError` where that takes too long.
+    """Return the result of `ask`, or raise its error; raise `LeaderAwayError` where that takes too long.
 
     `ask` runs in a thread, which is then abandoned: the client of a store waits without limit for a leader that is
     frozen or whose node disappeared, and Python handles no signals meanwhile.
@@ -81,7 +81,7 @@ def answered(ask: Callable[[], T], stop: Callable[[], bool], seconds: float = AN
 
 
 class RendezvousServer:
-    """The leader's side: holds the store, receives arrivals, answers with plans."""
+    """The leader's side of the rendezvous: it holds the store, receives arrivals, and answers with plans."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         """Open the store. Raises `RendezvousError`."""
@@ -94,7 +94,7 @@ class RendezvousServer:
             family = socket.AF_INET6 if ":" in str(own) else socket.AF_INET
             listener = socket.create_server((str(own), port), family=family)
         except OSError as error:
-            raise RendezvousError(f"ESPALIER_RENDEZVOUS is {place!r}, which cannot be listened at: {error}") from error
+            raise RendezvousError(f"ESPALIER_RENDEZVOUS is {place!r}, which cannot be listened on: {error}") from error
         self.address, self.port = listener.getsockname()[:2]
         self._server = StoreServer(listener, self.key, rendezvous.attempt)
         self.store: Any = self._server.store
@@ -104,11 +104,11 @@ class RendezvousServer:
         self._pending: dict[int, float] = {}
         self._tickets: dict[str, int] = {}
         self._beats: dict[str, tuple[int, float]] = {}
-        """For each waiting worker: its number of messages, and when this number was last seen to change."""
+        """Number of messages of each waiting worker, and the time of the last one."""
         self._felt = 0.0
 
     def listen(self) -> list[WorkerArrival]:
-        """Return the workers that have arrived, or announced that they leave, since the last call."""
+        """Return workers' arrivals and announcements that they leave since the last call."""
         count = self.store.add(_COUNT, 0)
         now = time.monotonic()
         self._pending.update(dict.fromkeys(range(self._heard + 1, count + 1), now))
@@ -129,7 +129,7 @@ class RendezvousServer:
                 logger.warning("%s", error)
                 continue
             if arrival.protocol != PROTOCOL:
-                logger.warning("worker %s speaks protocol %s, not %s", arrival.worker, arrival.protocol, PROTOCOL)
+                logger.warning("worker %s uses protocol %s, not %s", arrival.worker, arrival.protocol, PROTOCOL)
                 continue
             if arrival.leaving:
                 self._beats.pop(arrival.worker, None)
@@ -160,25 +160,25 @@ class RendezvousServer:
         self.store.set(f"plan/{ticket}", plan.to_json())
 
     def reported(self, worker: str) -> str:
-        """Return the last report of a worker on the order that it carries out, '' if there is none."""
+        """Return the last progress report of a worker on its order; '' if there is none."""
         key = _reported(worker)
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
     def dismiss(self, worker: str) -> None:
-        """Let a worker break its order off."""
+        """Cancel a worker's order."""
         self.store.set(_dismissed(worker), "")
 
     def begin_order(self, worker: str) -> None:
-        """Forget what concerned an earlier order of a worker."""
+        """Delete the reports and the cancellation of a worker's earlier order."""
         for key in (_reported(worker), _dismissed(worker)):
             self.store.delete_key(key)
 
 
 class RendezvousClient:
-    """A worker's side."""
+    """A worker's side of the rendezvous."""
 
     def __init__(self, rendezvous: Rendezvous, stop: Callable[[], bool], least: int = 0) -> None:
-        """Connect to the leader's store. Raises `RendezvousError`, and `LeaderAwayError` where it is not there.
+        """Connect to the leader's store. Raises `RendezvousError`, and `LeaderAwayError` where it is unreachable.
 
         `stop` returns whether this worker must leave: then it waits only briefly for answers. A leader of an attempt
         before `least` is not followed.
@@ -188,7 +188,7 @@ class RendezvousClient:
         self.address, self.port, self.key, self.attempt, self.store = self._asked(lambda: _connected(rendezvous, least))
 
     def arrive(self, arrival: WorkerArrival) -> int:
-        """Write an arrival; returns the ticket with which to request the plan. Raises `LeaderAwayError`."""
+        """Write an arrival; return the ticket for requesting the plan. Raises `LeaderAwayError`."""
         # One request each: an abandoned one must not write an arrival later, when there is a newer one.
         number = int(self._asked(lambda: self.store.add(_COUNT, 1)))
         self._asked(lambda: self.store.set(f"arrival/{number}", arrival.to_json()))
@@ -199,7 +199,7 @@ class RendezvousClient:
         key = f"plan/{ticket}"
         pause, longest = ASK_SECONDS
         beat = time.monotonic()
-        # Polled: a store that waits handles no signals, and logs that it waited.
+        # Polled, because waiting in the store handles no signals, and logs the wait.
         while not self._asked(lambda: self.store.check([key])):
             if self._stop():
                 return None
@@ -221,11 +221,11 @@ class RendezvousClient:
             raise LeaderAwayError(str(error)) from error
 
     def report_progress(self, worker: str, text: str) -> None:
-        """Tell how far an order is carried out. Raises `LeaderAwayError`."""
+        """Report the progress of an order. Raises `LeaderAwayError`."""
         self._asked(lambda: self.store.set(_reported(worker), text))
 
     def dismissed(self, worker: str) -> bool:
-        """Return whether the order shall be broken off. Raises `LeaderAwayError`."""
+        """Return whether the order was cancelled. Raises `LeaderAwayError`."""
         return bool(self._asked(lambda: self.store.check([_dismissed(worker)])))
 
     def _asked(self, ask: Callable[[], T]) -> T:
@@ -263,7 +263,7 @@ def _key(rendezvous: Rendezvous) -> bytes:
     name, path = environment.RENDEZVOUS_KEY_FILE, rendezvous.key_file
     if path is None:
         raise RendezvousError(
-            f"{name} is not set: workers prove by the key in this file that they belong to the job. An operator of an "
+            f"{name} is not set: the key in this file proves that a worker belongs to the job. An operator of an "
             "older version does not give one: upgrade it, or use the trainer of its version"
         )
     try:

@@ -1,4 +1,4 @@
-"""The training state of a loop as the core sees it, and what is sent of it between members.
+"""A loop's training state as the elastic core sees it, and the messages by which members exchange it.
 
 Before each step the leader sends a command; new members receive a whole training state. A worker other than the leader
 holds a `StateCopy`.
@@ -33,13 +33,13 @@ _ORDERS = TypeAdapter(dict[int, str])
 
 
 class Code(IntEnum):
-    """What all members must do next."""
+    """Command for all members."""
 
     WAIT = 0
-    """Nothing: the leader evaluates, consults the agent, or saves."""
+    """Do nothing: the leader evaluates, consults the agent, or saves."""
     STEP = 1
     STATE = 2
-    """Replace the state by the leader's, which has grown or undone a growth."""
+    """Replace the state by the leader's, which has grown or reverted a growth."""
     NOTE = 3
     """Replace the non-tensor part of the state by the leader's."""
     FORM = 4
@@ -47,31 +47,31 @@ class Code(IntEnum):
     END = 5
     """The job is done."""
     EPOCH = 6
-    """The epoch is over: a user's loop runs the code after its batches."""
+    """End the epoch: a user's loop runs the code after its batches."""
     TRIAL = 7
-    """Leave this generation: some to join the next one, others to carry out an order by themselves first."""
+    """Leave this generation: some members to join the next one, others to carry out an order by themselves first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of the leader; for a step: its place in the data. The learning rate comes with the gradients."""
+    """A command of the leader; for a step, with its place in the data. The learning rate comes with the gradients."""
 
     code: Code
     epoch: int = 0
     cursor: int = 0
     measured: bool = False
-    """Whether the members measure the noise of their gradients in this step."""
+    """Whether the members measure the gradient noise in this step."""
     portion: Portion = ONE
-    """Of the epoch, in this step."""
+    """Portion of the epoch in this step."""
     moment: Moment = UNKNOWN
-    """Where the leader's loop stands in the budget, for the loops of the others."""
+    """Position of the leader's loop in the budget, for the loops of the others."""
 
     def send(self, group: Group) -> None:
-        """Send it to all members."""
+        """Send the command to all members."""
         self.sending(group).wait()
 
     def sending(self, group: Group) -> Sending:
-        """Begin to send it to all members. If that fails, so does what follows in the group."""
+        """Begin to send the command to all members. If that fails, so do the group's next operations."""
         portion = self.portion
         flags = (self.measured, portion.full)
         counts = (self.code, self.epoch, self.cursor, portion.batches, portion.passes)
@@ -88,7 +88,7 @@ class Command:
 
 
 def broadcast_state(group: Group, checkpoint: Checkpoint) -> None:
-    """Send all members what they lack of the leader's state."""
+    """Send all members the parts of the leader's state that they lack."""
     Command(Code.STATE).send(group)
     deliver(group, 0, range(1, group.world), checkpoint)
 
@@ -100,7 +100,7 @@ def broadcast_note(group: Group, state: CheckpointState) -> None:
 
 
 def receive_state(group: Group, held: Checkpoint | None) -> Checkpoint:
-    """Receive the leader's state after its command; `held` is this member's, tensors of which become part of it."""
+    """Receive the leader's state after its command; tensors of `held`, this member's state, become part of it."""
     found = deliver(group, 0, range(1, group.world), None, held)
     if found is None:
         raise ValueError("the leader does not receive its own state")
@@ -108,13 +108,13 @@ def receive_state(group: Group, held: Checkpoint | None) -> Checkpoint:
 
 
 def broadcast_orders(group: Group, orders: Mapping[int, str]) -> None:
-    """Send the members of these ranks away with an order each; all others are to form the next generation."""
+    """Send each member of these ranks away with an order; all others must form the next generation."""
     Command(Code.TRIAL).send(group)
     group.broadcast_document(_ORDERS.dump_json(dict(orders)))
 
 
 def receive_order(group: Group) -> str | None:
-    """Receive the orders after their command; returns this member's, None if it has none."""
+    """Receive the orders after their command; return this member's, None if it has none."""
     return _ORDERS.validate_json(group.broadcast_document(None)).get(group.rank)
 
 
@@ -124,7 +124,7 @@ def receive_note(group: Group) -> CheckpointState:
 
 
 def digest(network: Network) -> int:
-    """Return 62 bits of the XXH3 of parameters and optimizer state, which are bit-equal on all members.
+    """Return 62 bits of the XXH3 of parameters and optimizer state, which must be bit-equal on all members.
 
     The hash detects accidents, not attacks, and is computed twice within the pause of a join, so it is not
     cryptographic. Buffers are left out: each member has its own running statistics of batch norms.
@@ -157,19 +157,19 @@ def align(
     hashed: Callable[[Network], int] = digest,
     spare: Callable[[], Mapping[Place, Tensor]] = dict,
 ) -> bool:
-    """Send the state of the member `source` to all members with another one, or none; returns whether all are then
+    """Send the state of the member `source` to all members with another one, or none; return whether all are then
     equal.
 
     Every member calls it. `capture` returns the state if this member is the source; `take` loads it if this member
-    lacks it, and returns the resulting network. `hashed` is what must be equal. `spare` returns tensors of a member
-    without a state that may be overwritten.
+    lacks it, and returns the resulting network. `hashed` returns the value that must be equal. `spare` returns tensors
+    that may be overwritten, of a member without a state.
     """
     own = NEWCOMER if network is None else hashed(network)
     found = digests(group, own)
     lacking = [rank for rank, each in enumerate(found) if each != found[source]]
     if not lacking:
         return True
-    # A newcomer holds nothing that is worth comparing.
+    # A newcomer holds no tensors worth comparing.
     compared = any(found[rank] != NEWCOMER for rank in lacking)
     holds = network is not None and compared and group.rank in lacking
     held = capture() if group.rank == source or holds else None
@@ -185,13 +185,13 @@ def align(
 
 @dataclass(frozen=True, slots=True)
 class TrialRates:
-    """Learning rates that the arms of a trial begin with."""
+    """Initial learning rates of a trial's arms."""
 
     grown: float
     same: float
-    """That of the arm that does not grow."""
+    """Rate of the arm that does not grow."""
     linear: bool
-    """Whether they fall to 0 at the end of the budget by themselves, linearly; else they stay in a race."""
+    """Whether they fall linearly to 0 at the end of the budget by themselves; else they stay constant in a race."""
 
 
 class TrainingState(Protocol):
@@ -216,25 +216,25 @@ class TrainingState(Protocol):
         """Return the tensors of the state that are neither the network's nor its optimizer's, by unique names."""
 
     def adopt(self, network: Network) -> None:
-        """Train `network` from now on."""
+        """Replace the network in training by `network`."""
 
     def advance(self, used: float) -> None:
-        """Before a step: see `Network.advance`."""
+        """Advance the network before a step; see `Network.advance`."""
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load the state of a checkpoint. Raises `CheckpointMismatchError` if it belongs to another model."""
 
     def note(self, state: CheckpointState) -> None:
-        """Load the part of a checkpoint's state that is not tensors: the schedule's state."""
+        """Load the non-tensor part of a checkpoint's state: the schedule's state."""
 
     def restart_schedule(self, moment: Moment) -> None:
         """Restart the learning rate's schedule."""
 
     def trial_rates(self, current: float | None, restarts: bool) -> TrialRates:
-        """Return the rates of a trial; `current` is that of the last step, and `restarts`: growth begins it again."""
+        """Return the rates of a trial; `current` is the last rate, `restarts` whether growth restarts the schedule."""
 
     def digest(self, network: Network) -> int:
-        """Return a hash of what must be equal in all workers that train together."""
+        """Return a hash of the values that must be equal in all workers that train together."""
 
 
 class StateCopy:
@@ -245,16 +245,16 @@ class StateCopy:
         self._received: CheckpointState | None = None
         """The leader's last message about the state; None while this worker holds no copy."""
         self.taken = 0
-        """Number of states that this worker has received."""
+        """Number of states received by this worker."""
 
     @property
     def network(self) -> Network | None:
-        """The network, None while this worker holds no copy."""
+        """The network; None while this worker holds no copy."""
         return None if self._received is None else self._state.network
 
     @property
     def step(self) -> int:
-        """Steps of the copy, `NEWCOMER` while there is none."""
+        """Number of steps of the copy; `NEWCOMER` while there is none."""
         return NEWCOMER if self._received is None else self._received.step
 
     def capture(self) -> Checkpoint:
@@ -276,7 +276,7 @@ class StateCopy:
         return Checkpoint(now, network.module.state_dict(), training | self._hooks.capture()[1])
 
     def spare(self) -> dict[Place, Tensor]:
-        """Return the tensors of a worker that holds no copy: the leader's state may overwrite them."""
+        """Return tensors that the leader's state may overwrite; empty if this worker holds a copy."""
         network = self._state.network
         if self._received is not None:
             return {}
@@ -285,7 +285,7 @@ class StateCopy:
         return found | {(True, f"{OPTIMIZER_PREFIX}{name}"): tensor for name, tensor in tensors.items()}
 
     def take(self, checkpoint: Checkpoint) -> Network:
-        """Hold a copy of this state from now on."""
+        """Hold a copy of this state from now on; return its network."""
         self._received = None
         self._state.load(checkpoint)
         self._received = checkpoint.state
@@ -293,21 +293,21 @@ class StateCopy:
         return self._state.network
 
     def note(self, state: CheckpointState) -> None:
-        """Load the part of the state that is not tensors."""
+        """Load the non-tensor part of the state."""
         self._state.note(state)
         self._received = state
 
     def lead_to(self, network: Network, state: CheckpointState) -> None:
-        """Hold `network` and `state`, which training the copy by itself has led to."""
+        """Hold `network` and `state`, the result of training the copy by itself."""
         self._state.adopt(network)
         self._received = state
 
     def forget(self) -> None:
-        """Discard the copy, which becomes outdated."""
+        """Discard the copy, which is outdated."""
         self._received = None
 
     def stepped(self, command: Command, loss: float, batches: int) -> None:
-        """Count the step that `command` was for, which took `batches` batches of the epoch."""
+        """Count the step of `command`, which took `batches` batches of the epoch."""
         if self._received is None:
             return
         before = self._received.epoch_loss_sum if command.cursor else 0.0

@@ -26,11 +26,11 @@ from espalier_trainer.training.method import PLAIN, Method
 from espalier_trainer.training.network import Network
 
 _FIXED_FIGURES: Final = 9
-"""Of a step, besides three for each member."""
+"""Number of figures of a step, besides three for each member."""
 _NO_RATE: Final = -1.0
 _NOT_TIMED: Final = -1.0
 _RATE, _FOLLOWS, _VOID, _FAILED, _SMALL, _MEMBERS = -8, -5, -4, -3, -2, -1
-"""Where some of them are, from the end; a rate takes three."""
+"""Negative offsets of some figures; a rate takes three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class StepPlan:
     """A step to take."""
 
     group: Group | None = None
-    """All members of it; None: this worker is alone."""
+    """Group of all members; None if this worker is alone."""
     rate: float | None = None
-    """The learning rate; None: the leader's, who alone knows it."""
+    """Learning rate; None for the leader's, which only the leader knows."""
     portion: Portion = ONE
-    """Of the epoch, in this step."""
+    """Portion of the epoch in this step."""
     measured: bool = False
-    """Measure times and norms of gradients in it."""
+    """Whether times and norms of gradients are measured in it."""
     follows: bool = False
-    """Tell the other members in it that another one follows, see `Team.begin_step`."""
+    """Whether it tells the other members that another step follows; see `Team.begin_step`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,41 +54,41 @@ class StepResult:
     """The result of a step."""
 
     loss: float
-    """Mean over the examples of all members, before the step."""
+    """Mean loss over the examples of all members, before the step."""
     seconds: tuple[float, ...]
-    """Seconds that each member computed, by rank."""
+    """Seconds of computing of each member, by rank."""
     checks: tuple[float, ...] = ()
-    """The value of each member to be compared, by rank."""
+    """Value of each member to be compared, by rank."""
     examples: int = 0
-    """Of all members; 0: not known."""
+    """Number of examples of all members; 0 if unknown."""
     sync_seconds: float | None = None
-    """Seconds in which the gradients of the step before were exchanged, without waiting for slower members; None: not
+    """Seconds of the previous step's exchange of gradients, without waiting for slower members; None if not
     measured."""
     norms: Norms | None = None
-    """Squared norms of the members' gradients and of their mean; None: not measured."""
+    """Squared norms of the members' gradients and of their mean; None if not measured."""
     norms_seconds: float = 0.0
-    """What these cost."""
+    """Seconds that measuring the norms took."""
     out_of_memory: bool = False
     """Whether a member was out of memory, so that no member has taken the step."""
     void: bool = False
-    """Whether the leader has taken back the step, so that no member has taken it."""
+    """Whether the leader has revoked the step, so that no member has taken it."""
     follows: bool = False
-    """Whether another step like this follows, at the next batches, without a command."""
+    """Whether a step like this one follows at the next batches, without a command."""
     rate: float | None = None
-    """The leader's learning rate; None: it gave none."""
+    """The leader's learning rate; None if it sent none."""
     scale: Tensor | float = 1.0
-    """What the gradients that are left were multiplied by (`Method.update`)."""
+    """Factor by which the remaining gradients were multiplied (`Method.update`)."""
 
 
 CriterionOf = Callable[[slice], Criterion | None]
-"""Takes rows of a member's share, returns their loss function; None: cross entropy."""
+"""Function from rows of a member's share to their loss function; None for cross entropy."""
 
 
 def share_of(
     policy: ElasticBatch, group: Group, order: EpochOrder, source: Source, cursor: int, batches: int = 1
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return this member's (indices, inputs, labels) of a step that takes `batches` batches, and the examples of all
-    members.
+    """Return this member's (indices, inputs, labels) of a step that takes `batches` batches, and the number of examples
+    of all members.
 
     A member without a share gets no indices and labels, and some inputs that do not count: few models run on an empty
     batch.
@@ -119,17 +119,17 @@ def joint_step(
 ) -> StepResult:
     """Take a step along the mean gradient over `examples`, of which `inputs`, `labels` are this member's.
 
-    Without labels this member does not contribute, and computes only if the others' batch norms wait for it. Gradients
-    add up over the passes of the portion. `criterion` None: by the loss of `method`, which also computes the outputs
-    and updates the weights. The gradients of all parameters, the loss and the times go in one all-reduce. Nothing after
-    it can fail, so either all remaining members have taken the step or none has: none has if one was out of memory
-    (`StepResult.out_of_memory`) or the leader has taken it back (`StepResult.void`). The leader's rate and whether a
-    step follows come to all members with the gradients. Raises `GroupBrokenError`, and where batch norms are
-    synchronized `OutOfMemoryError`.
+    A member without labels does not contribute, and computes only if the others' batch norms wait for it. Gradients
+    add up over the passes of the portion. `criterion` None stands for the loss of `method`, which also computes the
+    outputs and updates the weights. The gradients of all parameters, the loss and the times go in one all-reduce.
+    Nothing after it can fail, so either all remaining members have taken the step or none has: none if one was out of
+    memory (`StepResult.out_of_memory`) or the leader has revoked the step (`StepResult.void`). The leader's rate, and
+    whether a step follows, come to all members with the gradients. Raises `GroupBrokenError`, and where batch norms
+    are synchronized `OutOfMemoryError`.
     """
     group, began = plan.group, time.perf_counter()
     if group is None:
-        raise ValueError("a step of one worker is none of several members")
+        raise ValueError("a joint step needs a group of several members")
     network.optimizer.zero_grad(set_to_none=True)
     exchange = GradientSum(network.module, group, weight=float(len(labels) > 0), measured=plan.measured)
     part = torch.zeros((), device=group.device)
@@ -143,14 +143,14 @@ def joint_step(
                     logits = method.outputs(network, inputs[rows] if counts else inputs)
                     found = None if criterion is None or not counts else criterion(rows)
                     loss = (found or method.losses)(logits, labels[rows]) / examples if counts else logits.sum() * 0
-                    # Batch norms that are synchronized use the group in the backward pass.
+                    # Synchronized batch norms use the group in the backward pass.
                     last = rows is parts[-1] and not sync_batch_norm
                     with exchange.during_backward() if last else nullcontext():
                         torch.autograd.backward(loss)
                 part = part + loss.detach() if counts else part
         except torch.OutOfMemoryError:
             if sync_batch_norm:
-                raise  # the others wait in a batch norm for what this member does not send
+                raise  # the others wait for this member in a batch norm
             network.optimizer.zero_grad(set_to_none=True)
             counts, failed, part = False, True, torch.zeros((), device=group.device)
             exchange.withdraw()
@@ -177,16 +177,16 @@ def joint_step(
 def is_taken(network: Network, loss: Tensor | float) -> bool:
     """Return whether weights are updated along the gradient of this loss.
 
-    Not where it is not finite and steps are computed in another way than the module's code says: the module will
-    compute the step again.
+    They are not where it is not finite and steps are computed in another way than the module's code says: the module
+    will compute the step again.
     """
     return network.execution is None or math.isfinite(loss.detach() if isinstance(loss, Tensor) else loss)
 
 
 def take_back(group: Group) -> None:
-    """Take part, as the leader, in a step that all others compute already, so that nobody takes it.
+    """Revoke a step that all other members compute already: the leader takes part, and no member takes it.
 
-    After a step with `follows`. Raises `GroupBrokenError`.
+    Must follow a step with `follows`. Raises `GroupBrokenError`.
     """
     buckets = group.buckets
     if buckets is None:
@@ -197,7 +197,7 @@ def take_back(group: Group) -> None:
 
 
 def _in_parts(number: float) -> list[float]:
-    """Return three numbers of 32 bits that add up to one of 64, as figures have 32."""
+    """Return three 32-bit numbers whose sum is a 64-bit number, as figures have 32 bits."""
     parts = []
     for _ in range(3):
         parts.append(struct.unpack("f", struct.pack("f", number))[0])
@@ -211,17 +211,17 @@ def parts_of(rows: int, passes: int) -> tuple[slice, ...]:
 
 
 class GradientSum:
-    """Replaces the gradients of all members by their weighted sum, with which the figures of a step travel."""
+    """Replaces the gradients of all members by their weighted sum, and sends the figures of a step with them."""
 
     def __init__(self, module: nn.Module, group: Group, *, weight: float = 1.0, measured: bool = False) -> None:
-        """`weight` is that of this member's gradients; `measured`: times and norms are measured."""
+        """`weight` is the factor of this member's gradients; with `measured`, times and norms are measured."""
         self._group, self.measured = group, measured
         self._exchange = Exchange(module, group, _FIXED_FIGURES + 3 * group.world, weight=weight, measured=measured)
 
     def during_backward(self) -> AbstractContextManager[None]:
         """Return the context of the last backward pass, in which gradients are sent as they are computed.
 
-        It raises `GroupBrokenError`. Not needed: what was not sent in it is sent after it.
+        The context raises `GroupBrokenError`. It is optional: gradients not sent in it are sent after it.
         """
         return self._exchange.during_backward()
 
@@ -243,9 +243,9 @@ class GradientSum:
     ) -> StepResult:
         """Give all parameters the summed gradients, and sum the members' `part` of the loss.
 
-        `seconds` and `check` of each come with it. `examples` are those of all members, `share` is this member's share
-        of them. `failed`: this member was out of memory, which all learn. They also learn the leader's `rate` and
-        `follows`. Raises `GroupBrokenError`.
+        All members learn each other's `seconds`, `check` and `failed` (whether a member was out of memory), and the
+        leader's `rate` and `follows`. `examples` is the number of all members' examples, `share` this member's share of
+        them. Raises `GroupBrokenError`.
         """
         group, exchange, world = self._group, self._exchange, self._group.world
         numbers = [0.0] * (_FIXED_FIGURES + 3 * world)
@@ -274,7 +274,7 @@ class GradientSum:
             tuple(found[1 : 1 + world]),
             tuple(found[1 + world : 1 + 2 * world]),
             examples,
-            # Whoever was ready last has waited for nobody.
+            # The member that was ready last did not wait.
             sync_seconds=None if min(exchanged) < 0 else min(exchanged),
             out_of_memory=short,
             void=found[_VOID] > 0,
@@ -282,7 +282,7 @@ class GradientSum:
             rate=None if given < 0 else given,
         )
         taken = not (joint.out_of_memory or joint.void)
-        # Where norms are measured the exchange takes longer. On a GPU its beginning is known only there.
+        # Measuring norms makes the exchange longer. On a GPU its beginning is only known then.
         group.exchanged = took if taken and self.measured == (group.device.type == "cuda") else None
         if not (self.measured and taken):
             return joint

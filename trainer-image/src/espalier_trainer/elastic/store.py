@@ -1,9 +1,9 @@
-"""A store of the leader that only workers of its job reach: torch's `Store`, over authenticated connections.
+"""The leader's store, which only workers of its job can reach: torch's `Store`, over authenticated connections.
 
-torch's own TCPStore answers whoever reaches its port. Here each side of a connection proves that it holds the job's
-key, and each message says whose it is. The worker sends a nonce, the leader answers with its own and a proof, the
-worker proves the key in turn (HMAC-SHA256 over all that was said before). Keys of the connection follow from both
-nonces, so nothing recorded is of use later. Messages are authenticated, numbered and limited in size; they are not
+torch's own TCPStore answers any client of its port. Here each side of a connection proves that it holds the job's key,
+and each message proves its sender. The worker sends a nonce, the leader answers with its own and a proof, the worker
+proves the key in turn (HMAC-SHA256 over the whole handshake so far). Keys of the connection follow from both nonces, so
+a recorded connection cannot be replayed. Messages are authenticated, numbered and limited in size; they are not
 encrypted. No pickle is read.
 """
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 KEY_BYTES: Final = 32
 HANDSHAKE_SECONDS: Final = 2.0
-"""A whole handshake takes some milliseconds; a peer that is slower is dropped, however it divides its bytes."""
+"""Seconds of a whole handshake, which takes some ms; a slower peer is dropped, however it divides its bytes."""
 MESSAGE_BYTES: Final = 1 << 24
 _MAGIC: Final = b"espalier workers 1\n"
 _NONCE: Final = 32
@@ -43,14 +43,14 @@ _SAME: Final = "run the same Espalier in all workers, and delete the leader's po
 
 
 class ChannelError(ConnectionError):
-    """The peer is no worker of this job, or the connection is gone; the message names the remedy."""
+    """The peer is not a worker of this job, or the connection is gone; the message names the remedy."""
 
 
 class Channel:
     """An authenticated connection. One thread at a time uses it."""
 
     def __init__(self, connection: socket.socket, key: bytes, transcript: bytes, *, leads: bool) -> None:
-        """Use a connection after its handshake, all of which is the `transcript`."""
+        """Use a connection after its handshake; `transcript` is all of the handshake."""
         self._connection = connection
         keys = [derived(key, name + transcript) for name in (b"to the leader", b"to the worker")]
         self._in, self._out = keys if leads else reversed(keys)
@@ -63,12 +63,12 @@ class Channel:
         self._connection.sendall(_HEAD.pack(len(content)) + tag + content)
 
     def receive(self, seconds: float | None = None) -> bytes:
-        """Wait for a message, at most `seconds`. Raises `OSError`; `ChannelError` if the peer has not sent it so."""
+        """Wait for a message, at most `seconds`. Raises `OSError`, and `ChannelError` for a forged message."""
         deadline = None if seconds is None else time.monotonic() + seconds
         head = _exactly(self._connection, _HEAD.size + _TAG, deadline)
         (size,) = _HEAD.unpack_from(head)
         if size > MESSAGE_BYTES:
-            raise ChannelError(f"a message of {size} bytes is announced; {MESSAGE_BYTES} are allowed")
+            raise ChannelError(f"a message of {size} bytes is announced; at most {MESSAGE_BYTES} are allowed")
         content = _exactly(self._connection, size, deadline)
         if not hmac.compare_digest(head[_HEAD.size :], _tag(self._in, self._received, content)):
             raise ChannelError("a message is not the peer's")
@@ -76,7 +76,7 @@ class Channel:
         return content
 
     def close(self) -> None:
-        """Close the connection; whoever waits for a message gets an error."""
+        """Close the connection; a thread waiting for a message gets an error."""
         wake(self._connection)
         self._connection.close()
 
@@ -87,15 +87,15 @@ def derived(key: bytes, purpose: bytes) -> bytes:
 
 
 def answer(connection: socket.socket, key: bytes, attempt: int) -> Channel:
-    """Let a worker prove that it holds the `key`; the leader's side, of its `attempt`. Raises `OSError`."""
+    """Check that a worker holds the `key`, on the side of the leader of this `attempt`. Raises `OSError`."""
     deadline = time.monotonic() + HANDSHAKE_SECONDS
     hello = b""
-    while len(hello) < len(_MAGIC):  # not read as a whole: a worker of before would wait for an answer
+    while len(hello) < len(_MAGIC):  # byte by byte: an older worker sends less, and waits
         hello += _exactly(connection, 1, deadline)
         if not _MAGIC.startswith(hello):
             raise ChannelError(
-                "it does not speak as a worker of this Espalier; where it is one of an older version, run the same "
-                "Espalier in all workers"
+                "it does not use the protocol of this Espalier's workers; if it is one of an older version, run the "
+                "same Espalier in all workers"
             )
     own = _MAGIC + _NUMBER.pack(attempt) + secrets.token_bytes(_NONCE)
     transcript = hello + _exactly(connection, _NONCE, deadline) + own
@@ -108,7 +108,7 @@ def answer(connection: socket.socket, key: bytes, attempt: int) -> Channel:
 
 
 def call(connection: socket.socket, key: bytes, least: int = 0) -> tuple[Channel, int]:
-    """Prove to a leader that this worker holds the `key`, once the leader has; returns also the leader's attempt.
+    """Prove to a leader that this worker holds the `key`, after the leader has; return also the leader's attempt.
 
     Raises `OSError`, and `ChannelError` for another peer or a leader of an attempt before `least`.
     """
@@ -127,7 +127,7 @@ def call(connection: socket.socket, key: bytes, least: int = 0) -> tuple[Channel
     key = _of_attempt(key, attempt)
     if not hmac.compare_digest(_exactly(connection, _TAG, deadline), derived(key, b"leader" + transcript)):
         raise ChannelError(
-            "it does not hold the key of this worker: it is no leader of this job, or the job's Secret was made again "
+            "it does not hold the key of this worker: it does not lead this job, or the job's Secret was recreated "
             "since; then delete the leader's pod"
         )
     if attempt < least:
@@ -137,7 +137,7 @@ def call(connection: socket.socket, key: bytes, least: int = 0) -> tuple[Channel
 
 
 def wake(connection: socket.socket) -> None:
-    """End a connection, or a socket that listens: a thread that waits in it gets an error, and closes it."""
+    """End a connection, or a listening socket: a thread that waits in it gets an error, and closes it."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -166,19 +166,19 @@ def _exactly(connection: socket.socket, size: int, deadline: float | None) -> by
 
 
 MOST_UNAUTHENTICATED: Final = 32
-"""Connections that have not proved yet to be of the job: one more, and the oldest is dropped."""
+"""Maximum number of connections before they have proved to be of the job; one more drops the oldest."""
 PATIENCE: Final = timedelta(seconds=5)
-"""How long a store waits for what is not there, unless it is told."""
+"""Default time for which a store waits for a missing key."""
 _ANSWER_SECONDS: Final = 10.0
 _REQUEST: Final = struct.Struct(">BqI")
-"""Operation, number, bytes of the keys (JSON); then the keys, then a value."""
+"""Format of a request: operation, number, bytes of the keys (JSON); then the keys, then a value."""
 _SET, _GET, _ADD, _CHECK, _WAIT, _DELETE = range(6)
 _OK: Final = b"\0"
 _FAILED: Final = b"\1"
 
 
 class StoreServer:
-    """Answers the job's workers from `store`, which the leader uses directly; ends when it is dropped or closed."""
+    """Serves `store`, which the leader uses directly, to the job's workers; ends when it is dropped or closed."""
 
     def __init__(self, listener: socket.socket, key: bytes, attempt: int) -> None:
         """Begin to accept connections at `listener`."""
@@ -190,7 +190,7 @@ class StoreServer:
 
 
 class _Acceptor:
-    """Accepts connections, each in a thread of its own. What fails ends one connection, never the leader."""
+    """Accepts connections, each in a thread of its own. A failure ends one connection, never the leader."""
 
     def __init__(self, listener: socket.socket, key: bytes, attempt: int, store: Any) -> None:
         self._listener, self._key, self._attempt, self._store = listener, key, attempt, store
@@ -263,11 +263,11 @@ class _Acceptor:
         with self._lock:
             level = logging.DEBUG if why in self._said or self._closed else logging.WARNING
             self._said.add(why)
-        logger.log(level, "a connection from %s is refused: %s (told once)", peer, why)
+        logger.log(level, "refused a connection from %s: %s (logged once)", peer, why)
 
 
 def _answered(store: Any, request: bytes) -> bytes:
-    """Carry a request out; returns what to send back."""
+    """Carry out a request; return the answer."""
     try:
         operation, number, size = _REQUEST.unpack_from(request)
         keys = json.loads(request[_REQUEST.size : _REQUEST.size + size])
@@ -286,14 +286,14 @@ def _answered(store: Any, request: bytes) -> bytes:
         elif operation == _DELETE:
             found = str(int(store.delete_key(keys[0]))).encode()
         else:
-            raise ValueError(f"{operation} is no operation of a store")
+            raise ValueError(f"{operation} is not an operation of a store")
     except (RuntimeError, ValueError, LookupError, TypeError, struct.error) as error:
         return _FAILED + (in_one_line(str(error)) or type(error).__name__).encode()
     return _OK + found
 
 
 class StoreClient(Store):
-    """A worker's side, as torch's process groups use a store. Raises `OSError`, and `RuntimeError` from the store."""
+    """A worker's side, in the form torch's process groups use. Raises `OSError`, and the store's `RuntimeError`."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
@@ -309,19 +309,19 @@ class StoreClient(Store):
         return self._ask(_GET, [key])
 
     def add(self, key: str, number: int) -> int:
-        """Add to a count; returns what it is then."""
+        """Add to a count; return the result."""
         return int(self._ask(_ADD, [key], number))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all are there."""
+        """Return whether all keys exist."""
         return self._ask(_CHECK, keys) == b"1"
 
     def wait(self, keys: Sequence[str], timeout: timedelta = PATIENCE) -> None:
-        """Wait until all are there."""
+        """Wait until all keys exist."""
         self._ask(_WAIT, keys, int(timeout.total_seconds() * 1000), seconds=timeout.total_seconds())
 
     def delete_key(self, key: str) -> bool:
-        """Delete a value; returns whether it was there."""
+        """Delete a value; return whether it existed."""
         return self._ask(_DELETE, [key]) == b"1"
 
     def _ask(

@@ -1,4 +1,4 @@
-"""The leader's side: takes steps together with its members, and tells them what is new."""
+"""The leader's side of elastic training: joint steps with the members, and messages about changes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ WAIT_SECONDS: Final = 1.0
 
 
 class Team(Generations):
-    """The members that train together. Not thread-safe: the training loop's own."""
+    """The members that train together. Used by the training loop only; not thread-safe."""
 
     _next: StepPlace | None = None
-    """The step after the current one, if all members learn in the current one that it follows."""
+    """Step after the current one, if the current one tells all members that it follows."""
 
     @property
     def announced(self) -> bool:
-        """Whether the members already compute the next step: it is not measured, and anything else takes it back."""
+        """Whether the members already compute the next step: it is not measured, and any other command revokes it."""
         return self._announced is not None
 
     @property
@@ -37,12 +37,12 @@ class Team(Generations):
 
     @property
     def extra_members(self) -> tuple[str, ...]:
-        """Members that are extra workers, those that stay longest first."""
+        """Members that are extra workers, in the order of their index: those that stay longest first."""
         extra = [each for each in self._members if not each.base]
         return tuple(each.worker for each in sorted(extra, key=lambda each: each.index))
 
     def send_trial_orders(self, orders: Mapping[str, str], capture: Capture) -> None:
-        """Send these members an order of a trial each, which they carry out on the current state; the others go on.
+        """Send each of these members an order of a trial, to carry out on the current state; the others go on.
 
         They take no part until `bring_back`. Raises `GroupBrokenError`: then no order was given.
         """
@@ -61,21 +61,21 @@ class Team(Generations):
         self._broken_once = True  # the others form the next generation
 
     def results(self) -> dict[str, str]:
-        """Return the results of the orders that have been carried out, by worker."""
+        """Return the results of finished orders, by worker."""
         return self._arrivals.results()
 
     def reported(self) -> dict[str, str]:
-        """Return by worker how far the orders are that are being carried out, as far as they have reported."""
+        """Return the last progress report of each unfinished order that has one, by worker."""
         return self._arrivals.reported()
 
     def dismiss(self, worker: str) -> None:
-        """Let a worker break its order off, and take part again."""
+        """Cancel a worker's order, so that it takes part again."""
         self._arrivals.dismiss(worker)
 
     def bring_back(self, winner: str | None = None) -> None:
-        """Let all take part again, in a generation that takes the state of the worker `winner` if it is still there.
+        """Form a generation of all workers again, with the state of the worker `winner` if it is still there.
 
-        Orders that are still being carried out are broken off.
+        Unfinished orders are cancelled.
         """
         self._arrivals.dismiss_all()
         self._winner = winner
@@ -91,11 +91,11 @@ class Team(Generations):
         moment: Moment = UNKNOWN,
         then: Portion | None = None,
     ) -> Group:
-        """Announce a step to all members; returns the group to take it in. Raises `GroupBrokenError`.
+        """Announce a step to all members; return the group to take it in. Raises `GroupBrokenError`.
 
-        `portion` is what it takes of the epoch; `measured`: they measure the noise of their gradients; `moment` is
-        where the loop stands in the budget. `then` is the portion of the step after this one, if that may do without a
-        command; what the leader decides before it still comes first.
+        `portion` is the step's part of the epoch; with `measured` the members measure their gradient noise; `moment` is
+        the loop's position in the budget. `then` is the portion of the step after this one, if that may do without a
+        command; decisions of the leader before it still come first.
         """
         group = self._group
         if group is None:
@@ -111,7 +111,7 @@ class Team(Generations):
         return group
 
     def stepped(self, joint: StepResult) -> None:
-        """Record a step that was taken, and the members that were slow in it."""
+        """Record a step that was taken, and members that were slow in it."""
         self._broken = 0
         self._announced = self._next if joint.follows else None
         self._look_for_straggler(joint.seconds)
@@ -138,7 +138,7 @@ class Team(Generations):
         self._stale = self._state_changed = False
 
     def wait(self) -> None:
-        """Send the members a keep-alive message: called from time to time while the leader evaluates."""
+        """Send the members a keep-alive message; called repeatedly while the leader evaluates."""
         if self._clock() - self._spoke >= WAIT_SECONDS:
             self._send(Code.WAIT)
 
@@ -147,7 +147,7 @@ class Team(Generations):
         self._send(Code.EPOCH, epoch)
 
     def close(self, *, done: bool) -> None:
-        """Leave the members: for good if the job is `done`, otherwise they wait for the next leader."""
+        """Leave the members: for good if the job is `done`; otherwise they wait for the next leader."""
         if self._group is not None and done:
             try:
                 self._take_back()

@@ -36,6 +36,7 @@ from espalier_core.growth.architecture import Architecture
 from espalier_core.types.adaptation import Insertion
 from espalier_core.types.advice import Action, AdviceRequest, Progress, offered
 from espalier_core.types.report import Metric
+from espalier_core.types.task import BITS_PER_CHARACTER, Task
 
 MEAN_TOLERANCE: Final = 1e-4
 """Tolerance between a stored mean or deviation and the value computed from its figures; both are rounded."""
@@ -49,6 +50,8 @@ _Text = Annotated[str, Field(min_length=1)]
 MAX_DECISIONS: Final = 32
 """Maximum number of decisions; a table of all longer sequences could not be collected."""
 SUFFIX: Final = ".json.xz"
+MIN_PROBABILITY: Final = 1e-6
+"""Lower bound on the probability of the right character, which is 0 for a diverged model."""
 MARKS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
 """Shares of the remaining budget at which the validation loss of each arm is measured."""
 
@@ -247,7 +250,7 @@ class ArmRecord(Record):
 
     action: Action
     accuracy: float = Field(ge=0, le=1)
-    """Accuracy on the test split at the end of the budget."""
+    """Accuracy on the test split at the end of the budget; for other tasks `Score.quality`."""
     validation_loss: float | None = None
     """Validation loss at the end of the budget; None where it is not finite."""
     step_cost: float = Field(gt=0)
@@ -288,6 +291,7 @@ class CaseRecord(Record):
     seed: int
     steps: int
     batch_size: int
+    task: Task = Task.CLASSIFICATION
     architecture: Architecture | None
     """Architecture of the model before the decision; None where it cannot be described."""
     grown: tuple[Action, ...] = ()
@@ -316,8 +320,13 @@ class CaseRecord(Record):
             return None
         used = self.steps * moment.share
         left = (self.steps - used) * self.speed
+        measured = {"validation_accuracy": moment.validation_accuracy}
+        if self.task is Task.LANGUAGE_MODEL:
+            measured = {
+                f"validation_{BITS_PER_CHARACTER.name}": -math.log2(max(moment.validation_accuracy, MIN_PROBABILITY))
+            }
         metrics = {
-            "validation_accuracy": moment.validation_accuracy,
+            **measured,
             "validation_loss": moment.validation_loss,
             "train_loss": moment.train_loss,
         }

@@ -44,7 +44,8 @@ _OF_CORPORA: Final = {"moments": "--moments", "most": "--most", "ways": "--way",
 @click.option(
     "--corpus",
     metavar="NAME|FILE.py",
-    help="Collect a corpus of growth: a set of families (growth, free, unseen), or the cases of a file.",
+    help="Collect a corpus of growth: a set of families (growth, free, unseen, language, language-unseen), or the "
+    "cases of a file.",
 )
 @click.option(
     "--moments", default="20%,50%", show_default=True, callback=shares, help="For a corpus: when models grow."

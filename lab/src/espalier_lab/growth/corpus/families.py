@@ -15,6 +15,7 @@ from espalier_core.types.job import OptimizerSpec
 from espalier_lab.growth.corpus.designs import BODIES, SIZES, Design, built, drawn
 from espalier_lab.growth.corpus.free import free_model, free_steps
 from espalier_lab.growth.corpus.inputs import KINDS, inputs_of
+from espalier_lab.growth.corpus.language import LANGUAGE, LANGUAGE_UNSEEN, LanguageFamilies
 from espalier_lab.growth.judge.case import JudgeCase
 
 BATCH_SIZE: Final = 32
@@ -133,7 +134,9 @@ FREE: Final = FreeFamilies("free", 1807, (("image", 40), ("tokens", 24), ("table
 """The same, of layers that are drawn freely."""
 UNSEEN: Final = Families("unseen", 4081, (("image", 6), ("tokens", 5), ("table", 4), ("signal", 7)))
 """The drawn part of the families that judge it: another seed, and a kind of input that it has not met."""
-SETS: Final[dict[str, Families | FreeFamilies]] = {families.name: families for families in (LEARNING, FREE, UNSEEN)}
+SETS: Final[dict[str, Families | FreeFamilies | LanguageFamilies]] = {
+    families.name: families for families in (LEARNING, FREE, UNSEEN, LANGUAGE, LANGUAGE_UNSEEN)
+}
 
 
 def names() -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from espalier_core.files.documents import first_fault
 from espalier_core.types.job import OptimizerSpec
+from espalier_core.types.task import Task
 
 KEYS: Final = (
     "name",
@@ -69,6 +71,9 @@ class JudgeCase:
     """The budget, in steps of the starting model."""
     batch_size: int
     optimizer: OptimizerSpec
+    task: Task = Task.CLASSIFICATION
+    characters_per_token: float = 1.0
+    """Of a language model's text, on average."""
 
     @property
     def example(self) -> Tensor | tuple[Tensor, ...]:
@@ -168,6 +173,10 @@ def checked(given: Any, place: int = 1) -> JudgeCase:
         if isinstance(given[key], bool) or not isinstance(given[key], int) or given[key] < 1:
             raise CaseError(f"{called}: {key!r} is {given[key]!r}; give a whole number above 0")
     splits = {key: _split(given[key], key, called) for key in SPLITS}
+    task = _task(given, splits["train"], called)
+    characters = given.get("charactersPerToken", 1.0)
+    if isinstance(characters, bool) or not isinstance(characters, int | float) or not 0 < characters < math.inf:
+        raise CaseError(f"{called}: 'charactersPerToken' is {characters!r}; give a number above 0")
     return JudgeCase(
         name=name,
         family=given["family"],
@@ -175,8 +184,22 @@ def checked(given: Any, place: int = 1) -> JudgeCase:
         steps=given["steps"],
         batch_size=min(given["batchSize"], len(splits["train"])),
         optimizer=_optimizer(given["optimizer"], called),
+        task=task,
+        characters_per_token=float(characters),
         **splits,
     )
+
+
+def _task(given: Mapping[str, Any], train: JudgeSplit, called: str) -> Task:
+    """Return the task that a case names; without a name its targets tell it."""
+    numbers = train.targets.is_floating_point()
+    named = given.get("task", Task.REGRESSION if numbers else Task.CLASSIFICATION)
+    if named not in list(Task):
+        raise CaseError(f"{called}: 'task' is {named!r}; allowed: {', '.join(Task)}")
+    if (named == Task.REGRESSION) != numbers:
+        kind = "floating-point numbers" if numbers else "integers"
+        raise CaseError(f"{called}: 'task' is {named}, and the targets are {kind}; give classes or tokens as integers")
+    return Task(named)
 
 
 def _split(given: Any, key: str, called: str) -> JudgeSplit:

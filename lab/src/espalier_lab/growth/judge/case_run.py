@@ -22,6 +22,7 @@ from espalier_core.growth.architecture import step_seconds
 from espalier_core.growth.deepen import DEEPEN
 from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion
+from espalier_core.types.task import Task
 from espalier_lab.growth.judge.case import CaseError, JudgeCase, JudgeSplit
 from espalier_trainer.growth.consultation import known_places
 from espalier_trainer.net2net.modules import mode
@@ -41,7 +42,9 @@ class SplitScore:
     """What a model does on a split."""
 
     accuracy: float
-    """Share of targets that have the largest output; where targets are regressed on, R², not below 0."""
+    """Share of targets that have the largest output; where targets are regressed on, R², not below 0; of a language
+    model the (geometric) mean probability of the right character, 2^-bits (`espalier_core.types.task.Score.quality`).
+    """
     loss: float
     """Mean cross entropy, or mean squared error."""
 
@@ -194,7 +197,10 @@ class CaseRun:
         with torch.no_grad(), mode(self.network.module, training=False):
             output = torch.cat([self._outputs(split.batch(rows)[0]) for rows in parts])
         loss = float(loss_of(output, split.targets))
-        accuracy = _accuracy(output, split.targets)
+        if self.case.task is Task.LANGUAGE_MODEL:
+            accuracy = math.exp(-loss / self.case.characters_per_token)
+        else:
+            accuracy = _accuracy(output, split.targets)
         return SplitScore(accuracy if math.isfinite(accuracy) else 0.0, loss if math.isfinite(loss) else math.inf)
 
 

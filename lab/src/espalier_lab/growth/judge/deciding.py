@@ -107,6 +107,7 @@ def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
         seed=seed,
         steps=case.steps,
         batch_size=case.batch_size,
+        task=case.task,
         architecture=architecture,
         grown=grown,
         speed=setting.speed,

@@ -55,5 +55,5 @@ def test_without_ended_jobs_who_was_served_least_goes_first() -> None:
 
 
 def test_a_quantum_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="quantum: 0 is to be above 0"):
+    with pytest.raises(ValueError, match="quantum: 0 is invalid; must be above 0"):
         GittinsPolicy(quantum=0.0)

@@ -259,9 +259,9 @@ def test_a_node_of_which_gpus_depart_has_none_for_others(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("goodput:fairness=-1", "fairness: -1 is not between 0 and 10"),
-        ("goodput:growth=1", "growth: 1 is not above 1"),
-        ("goodput:restart_seconds=inf", "restart_seconds: inf is not 0 or more"),
+        ("goodput:fairness=-1", "fairness: -1 is out of range; must be between 0 and 10"),
+        ("goodput:growth=1", "growth: 1 is invalid; must be finite and above 1"),
+        ("goodput:restart_seconds=inf", "restart_seconds: inf is invalid; must be finite and at least 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(text: str, message: str) -> None:

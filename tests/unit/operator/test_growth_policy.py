@@ -187,7 +187,7 @@ def test_no_more_is_lent_than_is_free_and_nobody_who_gains_more_waits(
 
 @pytest.mark.parametrize("text", ["growth:untold=-1", "growth:untold_seconds=inf"])
 def test_settings_that_cannot_be_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"untold.* is to be 0 or more"):
+    with pytest.raises(ValueError, match=r"untold.* is invalid; must be finite and at least 0"):
         configured(text)
 
 

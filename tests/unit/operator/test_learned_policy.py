@@ -147,11 +147,11 @@ def test_whatever_an_answer_says_the_planner_takes_what_can_be() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("wait=0", "wait: 0 s cannot be; give more than 0 and at most 0.9"),
-        ("wait=1", "wait: 1 s cannot be"),
-        ("hold=0.5", "hold: 0.5 s cannot be; give at least 1"),
-        ("url=here", "url: 'here' is no URL; write http://HOST:PORT"),
-        ("file=policy.pt", "policy.pt: nothing here reads such a file: its name is to end with .safetensors"),
+        ("wait=0", "wait: 0 s is out of range; must be above 0 and at most 0.9"),
+        ("wait=1", "wait: 1 s is out of range"),
+        ("hold=0.5", "hold: 0.5 s is out of range; must be finite and at least 1"),
+        ("url=here", "url: 'here' is not a URL; write http://HOST:PORT"),
+        ("file=policy.pt", "no installed reader supports this type of file: its name must end with .safetensors"),
         ("file=none.safetensors", "none.safetensors: cannot be read (No such file or directory)"),
         ("speed=1", "speed: unknown setting of policy learned; it takes file, url, wait, hold"),
     ],

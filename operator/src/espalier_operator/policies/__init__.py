@@ -1,4 +1,4 @@
-"""Policies: who should have what. The mechanism (`plan`) sees to it that no policy can break an invariant."""
+"""Scheduling policies: the share of each job. The mechanism (`plan`) keeps policies from breaking invariants."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What a policy sees of a snapshot, and what its decision means: who is next, and whose lent GPUs another may take.
+"""A policy's view of a snapshot, and the meaning of its decision: the order of jobs, and moves of lent GPUs.
 
-Lent GPUs go first to jobs that have fewer workers than their share, in the order of shares. What is left is shared by
-progressive filling (Bertsekas and Gallager, Data Networks, 2nd edition, 6.5.2), by whole workers: each worker more
-goes to the job with the fewest spare GPUs over its weight; of equals to the larger weight, then to the earlier share.
-So nobody has two while somebody who wants one has none. What is lent moves to another job where its holder has more
-than its share and the other less; or where both have theirs and the holder is left with more over its weight than the
-taker had, or with as much and a smaller weight. By that strict order no move is ever answered by its reverse, and
-among equals a holder keeps what it has.
+Lent GPUs go first to jobs that have fewer workers than their share, in the order of shares. The rest is divided by
+progressive filling (Bertsekas and Gallager, Data Networks, 2nd edition, 6.5.2), in whole workers: each further worker
+goes to the job with the fewest spare GPUs per weight; among equals to the larger weight, then to the earlier share.
+So no job has two while another that wants one has none. A loan moves to another job if its holder has more than its
+share and the other less; or if both have theirs and the holder is left with more per weight than the taker had, or
+with as much and a smaller weight. The order is strict, so no move is ever reversed, and among equals a holder keeps
+its loan.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from espalier_operator.policies.speed_models import MeasuredSpeeds, speed_models
 from espalier_operator.policies.view import ONE, Candidate, Decision, ExpectedGrowth, Share, View
 
 Rank = tuple[float, ...]
-"""Smaller goes first."""
+"""Sort key; smaller goes first."""
 _BELOW, _SPARE = 0, 1
 _NO_SHARE: Final = Share(job="", workers=0)
 
 
 def decided(policy: Policy, snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> Decision:
-    """Return what `policy` decides for `jobs`, unfinished ones of the snapshot, as far as that can be."""
+    """Return the feasible part of the decision of `policy` for `jobs`, unfinished jobs of the snapshot."""
     view = view_of(snapshot, jobs, now)
     return possible(policy.decide(view), view)
 
 
 def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
-    """Return what a policy sees: the GPUs that pods of others hold are not there for it."""
+    """Return the view of a policy, without GPUs held by foreign pods."""
     nodes = {node.name: node.offered for node in snapshot.nodes if node.takes_pods}
     foreign = WorkerRole.FOREIGN
     for worker in snapshot.workers:
@@ -61,7 +61,7 @@ def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
 
 
 def _by_type(nodes: Sequence[Node], gpus: Mapping[str, int]) -> dict[str, int]:
-    """Return the GPUs of each type that has some, in order of name; nothing where they are all alike."""
+    """Return the GPUs of each type that has some, in order of name; empty where all are of one type."""
     if len({node.gpu_type for node in nodes}) < 2:
         return {}
     found: dict[str, int] = defaultdict(int)
@@ -72,7 +72,7 @@ def _by_type(nodes: Sequence[Node], gpus: Mapping[str, int]) -> dict[str, int]:
 
 
 def expected_growth_of(forecast: GrowthForecast) -> ExpectedGrowth:
-    """Return a job's forecast as policies see it: one decision more, if it gains anything."""
+    """Return a job's forecast as policies see it: one further decision, if it gains anything."""
     if forecast.gain <= 0:
         return ExpectedGrowth(gains=(), seconds=())
     return ExpectedGrowth(gains=(forecast.gain,), seconds=(forecast.seconds,))
@@ -81,7 +81,7 @@ def expected_growth_of(forecast: GrowthForecast) -> ExpectedGrowth:
 class _WorkerNodes(Mapping[str, tuple[str, ...]]):
     """The nodes of the workers of each job, base workers first, in the order of their indices.
 
-    Few policies ask, so they are looked up when one does.
+    Built on first access, as few policies read it.
     """
 
     def __init__(self, workers: Iterable[Worker]) -> None:
@@ -127,7 +127,7 @@ def candidate_of(job: JobFacts, now: float) -> Candidate:
 
 
 def possible(decision: Decision, view: View) -> Decision:
-    """Return the decision without what cannot be, which `ignored` names: policies of others may ask for anything."""
+    """Return the feasible part of the decision, with the rest in `ignored`: foreign policies may return anything."""
     jobs, shares, ignored = {job.key: job for job in view.jobs}, dict[str, Share](), list[str]()
     for share in decision.shares:
         job = jobs.get(share.job)
@@ -154,7 +154,7 @@ def _is_count(number: object) -> bool:
 
 
 def _faults(share: Share, job: Candidate, view: View) -> Iterator[tuple[str, tuple[str, object]]]:
-    """Yield the fields of a share that cannot be, why, and what counts instead."""
+    """Yield (field, (fault, replacement)) for the invalid fields of a share."""
     if not isinstance(share.weight, Fraction) or share.weight <= 0:
         yield "weight", (f"its weight cannot be {share.weight}", ONE)
     if share.gpu_type is not None and share.gpu_type not in view.gpu_types:
@@ -170,61 +170,61 @@ def _faults(share: Share, job: Candidate, view: View) -> Iterator[tuple[str, tup
 
 
 class WeightedOrder(NamedTuple):
-    """Compares jobs by their spare GPUs over their weight."""
+    """Compares jobs by their spare GPUs per weight."""
 
     gpus: int
-    """Of a worker, over the weight, less the division: equal shares are equal floats."""
+    """GPUs of a worker per weight, before division by `divisor`, so that equal shares are equal floats."""
     divisor: int
     weight: float
 
     @classmethod
     def of(cls, share: Share, gpus_per_worker: int) -> WeightedOrder:
-        """Return the weighing of a job by its share."""
+        """Return the order of a job by its share."""
         if share.weight is ONE:  # nearly all are; fractions are slow
             return cls(gpus_per_worker, 1, 1.0)
         return cls(gpus_per_worker * share.weight.denominator, share.weight.numerator, float(share.weight))
 
     def level(self, spare: int) -> tuple[float, float]:
-        """Return the place among others with `spare` spare workers, the smallest first."""
+        """Return the sort key of a job with `spare` spare workers, smallest first."""
         return spare * self.gpus / self.divisor, -self.weight
 
 
 class _RankedShare(NamedTuple):
-    """A share in the form in which it is compared."""
+    """A share in a form for comparison."""
 
     place: int
     workers: int
     target: int
-    """The extra workers that the share includes."""
+    """Number of extra workers that the share includes."""
     most: int
-    """The extra workers that it allows."""
+    """Number of extra workers that the share allows."""
     is_shared: bool
-    """There is a share; without one, the job keeps what it holds."""
+    """The job has a share; without one, it keeps its holdings."""
     weighing: WeightedOrder
     nodes: tuple[str, ...]
-    """Wished for its workers, base workers first."""
+    """Preferred nodes of its workers, base workers first."""
     gpu_type: str | None
 
 
 class LendingOrder:
-    """The order of `jobs`, and of what is lent to them, by one decision."""
+    """The order of jobs, and of loans to them, by one decision."""
 
     def __init__(self, decision: Decision, jobs: Iterable[JobFacts]) -> None:
         shares = {share.job: (place, share) for place, share in enumerate(decision.shares)}
         none = (len(shares), _NO_SHARE)
         self.preempts = decision.preempts
-        """Running jobs yield their base GPUs to jobs before them, if their terms allow it."""
+        """Running jobs yield their base GPUs to earlier jobs, if their terms allow it."""
         self._standings = {job.key: _standing(job, *shares.get(job.key, none)) for job in jobs}
         self._staying = set[str]()
 
     def sorted(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
-        """Return `jobs` in the order in which they are served; those without a share last, the oldest first."""
+        """Return `jobs` in the order in which they are served; jobs without a share come last, the oldest first."""
         return sorted(jobs, key=lambda job: (self._standings[job.key].place, job.submitted_at, job.key))
 
     def is_before(self, job: JobFacts, holder: JobFacts) -> bool:
-        """Return whether `job`, which waits, is served before `holder`, which runs.
+        """Return whether the waiting `job` is served before the running `holder`.
 
-        One whose share is none, or of another type of GPU than it has, comes last.
+        A holder without workers in its share, or with a share of another type of GPU, comes last.
         """
         return self.waits(holder) or self.is_elsewhere(holder) or self.is_earlier(job, holder)
 
@@ -233,43 +233,43 @@ class LendingOrder:
         return self._standings[job.key].place < self._standings[other.key].place
 
     def waits(self, job: JobFacts) -> bool:
-        """Return whether the job is to have no workers."""
+        """Return whether the decision gives the job no workers."""
         return self._standings[job.key].workers < job.terms.min_replicas
 
     def most_extra(self, job: JobFacts) -> int:
-        """Return how many extra workers the job may be lent."""
+        """Return the maximum number of extra workers for the job."""
         return self._standings[job.key].most
 
     def kept_extra(self, job: JobFacts) -> int:
-        """Return how many of its extra workers the job keeps: no more than its share allows."""
+        """Return the number of extra workers that the job keeps: no more than its share allows."""
         standing = self._standings[job.key]
         return min(job.extra, standing.most) if standing.is_shared else job.extra
 
     def gpu_type(self, job: JobFacts) -> str | None:
-        """Return the type of GPU that the job is to have; None: any."""
+        """Return the decided GPU type of the job; None: any."""
         return self._standings[job.key].gpu_type
 
     def is_elsewhere(self, holder: JobFacts) -> bool:
-        """Return whether a running job is to have GPUs of another type than it has, where it could run."""
+        """Return whether a running job must move to another type of GPU, on which it could run."""
         return holder.key not in self._staying and self.gpu_type(holder) not in (None, holder.gpu_type)
 
     def let_stay(self, holder: JobFacts) -> None:
-        """Let a running job keep its type: it could never run on the one that it is to have."""
+        """Keep a running job on its type, as it could never run on the decided one."""
         self._staying.add(holder.key)
 
     def wished_nodes(self, job: JobFacts) -> tuple[str, ...]:
-        """Return the nodes that the policy wishes for the workers of the job, base workers first; none: any."""
+        """Return the policy's preferred nodes of the job's workers, base workers first; empty: any."""
         return self._standings[job.key].nodes
 
     def lending_rank(self, job: JobFacts, extra: int) -> Rank:
-        """Return the place of `job`, were it to have `extra` extra workers, in the queue for one more.
+        """Return the rank of `job`, if it had `extra` extra workers, in the queue for one more.
 
-        It does not fall as `extra` rises: what is needed elsewhere is asked back in the reverse of this order.
+        The rank does not fall as `extra` rises: loans are reclaimed in the reverse of this order.
         """
         return *self.levels(job, (extra,))[0], self._standings[job.key].place
 
     def levels(self, job: JobFacts, extras: Iterable[int]) -> list[Rank]:
-        """Return `lending_rank` for each of `extras` without its end, in which all jobs differ (`last_first`)."""
+        """Return `lending_rank` for each of `extras` without its last part, which orders all jobs (`last_first`)."""
         standing = self._standings[job.key]
         weighing, target = standing.weighing, standing.target
         gpus, divisor, lighter = weighing.gpus, weighing.divisor, -weighing.weight
@@ -282,15 +282,14 @@ class LendingOrder:
         return level[0] == _SPARE
 
     def last_first(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
-        """Return `jobs` in the reverse of their order at one level; those without a share come as they are given."""
+        """Return `jobs` in the reverse of their order at one level; jobs without a share stay in the given order."""
         return sorted(jobs, key=lambda job: self._standings[job.key].place, reverse=True)
 
     def may_take(self, taker: JobFacts, has: int) -> Callable[[JobFacts, int], bool]:
-        """Return whether `taker`, with `has` extra workers, may be given one of a holder: a function of the holder and
-        the number of extra workers that it is left with.
+        """Return a function of a holder and its remaining extra workers: whether `taker`, with `has`, may take one.
 
-        It is monotone: whoever may not take what is asked back first takes nothing, and what `taker` may not take, no
-        wish may that comes later by `lending_rank`. It is not true both ways.
+        It is monotone: a taker that may not take the first candidate for reclaim takes nothing, and no later request by
+        `lending_rank` may take what `taker` may not. It never holds for both directions of a move.
         """
         standings, wants = self._standings, self._standings[taker.key]
         spare = has - wants.target

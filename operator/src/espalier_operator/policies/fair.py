@@ -1,4 +1,4 @@
-"""Weighted max-min fairness of what is lent; base GPUs by priority."""
+"""Weighted max-min fairness of lent GPUs; base GPUs by priority."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from espalier_operator.policies.view import ONE, Candidate, Decision, Elasticity
 
 @dataclass(frozen=True, slots=True)
 class FairPolicy:
-    """Extra GPUs are shared so that the smallest share is as large as can be; base GPUs go by priority.
+    """Extra GPUs are divided so that the smallest share is as large as possible; base GPUs go by priority.
 
-    Of the same priority, those get base GPUs first whose queue or namespace held the fewest lately, then the oldest.
-    All that is more than its base workers is spare to a job, and so it is shared by weight (`order`).
+    Within a priority, jobs whose queue or namespace held the fewest GPUs recently come first, then the oldest. All
+    workers of a job beyond its base workers are spare, and so divided by weight (`decisions`).
     """
 
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
@@ -31,20 +31,20 @@ class FairPolicy:
         return "by priority, recent use and age"
 
     def decide(self, view: View) -> Decision:
-        """Return a share for each job, by (−priority less what waiting adds, recent use, submission time, key)."""
+        """Return a share for each job, by (−priority less steps gained by waiting, recent use, submission, key)."""
         jobs = sorted(view.jobs, key=served_before)
         return Decision(shares=tuple(base_share(job, weight=weight_of(job.priority)) for job in jobs))
 
 
 MOST_WEIGHT: Final = 10
-"""No job has more than this many times the share of a job of priority 0, nor less than one over it."""
+"""Maximum ratio of a job's share to the share of a job of priority 0, either way."""
 
 
 @lru_cache
 def weight_of(priority: int) -> Fraction:
-    """Return 1 at priority 0, 1 more with each step up, one over that with each step down: 1 + p, 1 / (1 − p).
+    """Return the weight of a priority p: 1 + p for p ≥ 0, and 1 / (1 − p) for p < 0.
 
-    At most `MOST_WEIGHT`, at least one over it: priorities say who comes first, and anybody may choose 10⁹.
+    At most `MOST_WEIGHT`, at least its reciprocal: priorities mainly order jobs, and anybody may choose 10⁹.
     """
     if priority == 0:
         return ONE
@@ -53,5 +53,5 @@ def weight_of(priority: int) -> Fraction:
 
 
 def served_before(job: Candidate) -> tuple[float, float, float, str]:
-    """Return the place of a job in the order of admission: the smallest first."""
+    """Return the sort key of a job in the order of admission, smallest first."""
     return (-job.priority - job.aged, job.recent_use, job.submitted_at, job.key)

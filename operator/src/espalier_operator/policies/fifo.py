@@ -1,10 +1,10 @@
-"""First in, first out; where GPUs differ in type, as Gavel's released simulator has it.
+"""First in, first out; where GPUs differ in type, as in Gavel's released simulator.
 
-Its published figures rest on three peculiarities, which are kept here so that they can be had again. A job that ended
-hands its type to the oldest that waits, though younger jobs may hold the GPUs. Of others, the oldest gets the type that
-is the last by name of those with a free GPU, even where that is too few for it. What is drawn at random says only which
-type is left out once that one is full. So a type can have more jobs than GPUs: then they take turns. `gavel` with
-objective `fifo` has none of that.
+Its published figures depend on three peculiarities, which are kept here to reproduce them. A job that ended hands its
+type to the oldest waiting job, though younger jobs may hold the GPUs. Otherwise, the oldest job gets the last type by
+name with a free GPU, even where that is too few for it. The random draw only decides which type is left out once the
+taken type is full. So a type can have more jobs than GPUs, which then take turns. `gavel` with objective `fifo` has
+none of these peculiarities.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from espalier_operator.policies.leases import Table, gpus_of, leased, resumed, s
 from espalier_operator.policies.view import Decision, Elasticity, View, base_share
 
 _TYPES: Final = "types"
-"""The type of GPU of each job that has one."""
+"""Key of the GPU type of each job that has one."""
 _RANDOM: Final = "random"
-"""The state of the generator."""
+"""Key of the state of the generator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FifoPolicy:
-    """Base GPUs go to the oldest job; lent GPUs are shared equally, and to the older job first.
+    """Base GPUs go to the oldest job; lent GPUs are divided equally, the older job first.
 
     In a simulation where GPUs differ in type, the oldest job gets a type as in Gavel's (`fifo_by_type`), and keeps it.
     """
@@ -33,7 +33,7 @@ class FifoPolicy:
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
 
     seed: int = 0
-    """Of what is random in the choice of a type."""
+    """Seed of the random choice of a type."""
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class FifoPolicy:
         return "by age"
 
     def draws(self, *, typed: bool, continuous: bool) -> bool:
-        """Return whether it uses its seed in such views: by rounds, among types of GPU."""
+        """Return whether it uses its seed in such views: only in rounds, among types of GPU."""
         return typed and not continuous
 
     def decide(self, view: View) -> Decision:
@@ -62,7 +62,7 @@ def oldest_first(view: View) -> Decision:
 
 
 def types_of_jobs(view: View, seed: int, memory: Mapping[str, Any]) -> tuple[Table, Mapping[str, Any]]:
-    """Return the fraction 1 for each job on the type that it has, and 0 elsewhere, with what to remember."""
+    """Return the fraction 1 for each job on its type and 0 elsewhere, with the data for the next call."""
     generator = resumed(seed, memory.get(_RANDOM))
     needs = {job.key: gpus_of(job) for job in view.jobs}
     has: dict[str, str] = dict(memory.get(_TYPES, {}))

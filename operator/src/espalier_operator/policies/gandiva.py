@@ -1,8 +1,8 @@
 """Equal parts of the time, two jobs on the same GPUs where that pays: Gandiva (Xiao et al., OSDI 2018).
 
-As Gavel (Narayanan et al., OSDI 2020, 7.1) stands in for it: pairs are drawn at random, and given up where they do not
-pay. Growing, shrinking and moving of jobs, of which the paper has more, are left out. Unlike in Gavel's simulator, GPUs
-that would be idle go to single jobs and not to pairs, and are not kept for jobs that came since the last allocation.
+The version is that of Gavel (Narayanan et al., OSDI 2020, 7.1): pairs are drawn at random, and given up where they do
+not pay. The paper's growing, shrinking and moving of jobs are left out. Unlike in Gavel's simulator, GPUs that would be
+idle go to single jobs and not to pairs, and are not kept for jobs that came since the last allocation.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from espalier_operator.policies.view import Decision, Elasticity, TypeSpeeds, Vi
 _PAIRS: Final = "pairs"
 _RANDOM: Final = "random"
 _LEAST: Final = 1.0
-"""A pair is given up where the sum of what its jobs keep of their speeds, over all types of GPU, is less."""
+"""Minimum sum, over all types of GPU, of the parts of their speeds that a pair's jobs keep; below, it is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GandivaPolicy:
     """All groups get equal parts of the time on each type of GPU; a group is a job, or two with as many GPUs each.
 
-    Jobs share GPUs only where there are not enough for all. Where nothing is known of types, the oldest go first.
+    Jobs share GPUs only where there are not enough for all. Where types are unknown, the oldest go first.
     """
 
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
 
     seed: int = 0
-    """Of the draws of pairs."""
+    """Seed of the draws of pairs."""
     name: str = "gandiva"
 
     @property
@@ -41,7 +41,7 @@ class GandivaPolicy:
         return "by their parts of the time"
 
     def draws(self, *, typed: bool, continuous: bool) -> bool:
-        """Return whether it uses its seed in such views: by rounds, where jobs can share the GPUs of a type."""
+        """Return whether it uses its seed in such views: only in rounds, where jobs can share the GPUs of a type."""
         return typed and not continuous
 
     def decide(self, view: View) -> Decision:
@@ -53,7 +53,7 @@ class GandivaPolicy:
         def allocate(memory: Mapping[str, Any]) -> tuple[Table, Mapping[str, Any]]:
             generator = resumed(self.seed, memory.get(_RANDOM))
             before = (tuple(pair) for pair in memory.get(_PAIRS, ()))
-            # In a continuous view nobody shares GPUs: all jobs take turns.
+            # In a continuous view no jobs share GPUs: all take turns.
             enough = view.continuous or sum(map(gpus_of, view.jobs)) <= view.gpus
             pairs = _pairs(view, speeds, before, None if enough else generator)
             paired = {job for pair in pairs for job in pair if not enough}
@@ -66,7 +66,7 @@ class GandivaPolicy:
 
 
 def _pairs(view: View, speeds: TypeSpeeds, before: Iterable[Group], generator: random.Random | None) -> list[Group]:
-    """Return the pairs from before that still pay, and new ones, if there is a generator to draw them."""
+    """Return the earlier pairs that still pay, and new ones if there is a generator to draw them."""
     sizes = {job.key: gpus_of(job) for job in view.jobs}
     pairs = [pair for pair in before if all(job in sizes for job in pair) and _kept(speeds, pair, view) >= _LEAST]
     paired = {job for pair in pairs for job in pair}
@@ -83,7 +83,7 @@ def _pairs(view: View, speeds: TypeSpeeds, before: Iterable[Group], generator: r
 
 
 def _kept(speeds: TypeSpeeds, pair: Group, view: View) -> float:
-    """Return the sum, over types of GPU and both jobs, of the speed together over that alone; 0: impossible."""
+    """Return the sum, over types of GPU and both jobs, of (speed together / speed alone); 0: impossible."""
     total = 0.0
     for gpu_type in view.gpu_types:
         for job, other in zip(pair, reversed(pair), strict=True):
@@ -95,7 +95,7 @@ def _kept(speeds: TypeSpeeds, pair: Group, view: View) -> float:
 
 
 def _equal_parts(view: View, groups: Iterable[Group], served: list[Group]) -> Table:
-    """Return the same part of each type's GPUs for each of `served`, all together 1 at most, and 0 for the others."""
+    """Return an equal part of each type's GPUs for each of `served`, at most 1 in all, and 0 for other groups."""
     sizes = {job.key: gpus_of(job) for job in view.jobs}
     table: Table = {}
     for group in groups:

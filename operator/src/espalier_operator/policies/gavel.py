@@ -1,7 +1,7 @@
-"""Fractions of time on types of GPU by how fast each job is there: Gavel (Narayanan et al., OSDI 2020).
+"""Fractions of time on types of GPU by the speed of each job there: Gavel (Narayanan et al., OSDI 2020).
 
 Its linear programmes (3 and 4): X[m, j] is the fraction of its time that job m spends on type j. All X are at least 0;
-a job's sum up to 1 at most, and the GPUs of a type suffice: Σ over m of size[m] X[m, j] ≤ GPUs[j]. Such programmes have
+a job's fractions sum to at most 1, and the GPUs of a type suffice: Σ over m of size[m] X[m, j] ≤ GPUs[j]. They have
 many optima. The interior-point method (Clarabel) returns one in the middle of them, which gives each job a little of
 many types; where it is not installed, HiGHS returns a corner.
 """
@@ -20,28 +20,28 @@ from espalier_operator.policies.leases import Table, fastest_first, gpus_of, lea
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, TypeSpeeds, View, remaining_steps
 
 _ORDER: Final = "order"
-"""The state of the generator that orders the types."""
+"""Key of the state of the generator that orders the types."""
 Rows = list[list[float]]
-"""A row a job, a column a type of GPU."""
+"""One row per job, one column per type of GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GavelPolicy:
-    """Jobs get fractions of time on types of GPU that are best for all, and leases in proportion to them.
+    """Jobs get optimal fractions of time on types of GPU, and leases in proportion to them.
 
-    Best is, by `objective`: `fairness`, the smallest throughput of a job, over that on an average GPU and over its
-    weight, times its GPUs, is as large as can be (least attained service; 4.1); `makespan`, the last job ends as early
-    as can be (4.2); `fifo`, the sum of throughputs, over that on the fastest type, each times the number of jobs that
-    came later and 1, is as large as can be (4.2). Where nothing is known of types, the oldest go first.
+    The `objective` decides: `fairness` maximises the smallest throughput of a job, divided by its throughput on an
+    average GPU and its weight, times its GPUs (least attained service; 4.1); `makespan` minimises the end of the last
+    job (4.2); `fifo` maximises the sum of throughputs, each divided by that on the fastest type and times 1 plus the
+    number of later jobs (4.2). Where types are unknown, the oldest go first.
     """
 
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
 
     objective: Literal["fairness", "makespan", "fifo"] = "fairness"
     heterogeneity: bool = True
-    """False: all types count as the fastest, and are served in random order."""
+    """False: all types count as the fastest and are served in random order."""
     seed: int = 0
-    """Of that order."""
+    """Seed of that order."""
     name: str = "gavel"
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class GavelPolicy:
         return "by their fractions of time on types of GPU"
 
     def draws(self, *, typed: bool, continuous: bool) -> bool:
-        """Return whether it uses its seed in such views: among types of GPU that count as alike."""
+        """Return whether it uses its seed in such views: only among types of GPU that count as equal."""
         return typed and not self.heterogeneity
 
     def decide(self, view: View) -> Decision:
@@ -78,14 +78,14 @@ class GavelPolicy:
         return replace(decision, memory={**decision.memory, _ORDER: state_of(generator)})
 
     def _fractions(self, view: View, known: Rows) -> Rows:
-        """Return the fraction of time of each job on each type, by their speeds; 0 for one that can run nowhere."""
+        """Return the fraction of time of each job on each type, by the speeds; 0 for a job that can run nowhere."""
         rows = dict(zip(view.jobs, known, strict=True))
         jobs = [job for job, row in rows.items() if any(row)]
         best = iter(self._best(view, jobs, [rows[job] for job in jobs]) if jobs else ())
         return [next(best) if any(row) else row for row in rows.values()]
 
     def _best(self, view: View, jobs: Sequence[Candidate], known: Rows) -> Rows:
-        """Return the best fractions of jobs with these speeds by type; none of them is 0 everywhere."""
+        """Return the best fractions of jobs with these speeds by type; each job has a speed above 0 somewhere."""
         gpus, sizes = list(view.gpu_types.values()), [gpus_of(job) for job in jobs]
         fastest = [max(row) for row in known]
         if not self.heterogeneity:
@@ -95,7 +95,7 @@ class GavelPolicy:
             weights = [float(weight_of(job.priority)) for job in jobs]
             factors = [size / (weight * speed) for size, weight, speed in zip(sizes, weights, average, strict=True)]
         elif self.objective == "makespan":
-            # In units of what takes longest on its fastest type, so that values are near 1.
+            # In units of the longest job on its fastest type, so that values are near 1.
             rest = remaining_steps(view, jobs, fastest)
             longest = max(steps / speed for steps, speed in zip(rest, fastest, strict=True))
             factors = [longest / steps for steps in rest]
@@ -106,7 +106,7 @@ class GavelPolicy:
 
 
 def _speeds_of(view: View, speeds: TypeSpeeds) -> dict[str, dict[str, float]]:
-    """Return the steps a second of each job on each type; 0 where it does not fit."""
+    """Return the steps per second of each job on each type; 0 where it does not fit."""
 
     def row_of(job: Candidate) -> dict[str, float]:
         fits = {each: gpus_of(job) <= most for each, most in view.gpu_types.items()}
@@ -116,7 +116,7 @@ def _speeds_of(view: View, speeds: TypeSpeeds) -> dict[str, dict[str, float]]:
 
 
 def require_solver() -> None:
-    """Raise `ValueError` where SciPy is not installed: then nothing of this can be used."""
+    """Raise `ValueError` where SciPy, which all of this needs, is not installed."""
     if importlib.util.find_spec("scipy") is None:
         raise ValueError(
             "needs SciPy, which is not installed: pip install 'espalier-operator[gavel]', or build the operator's "
@@ -125,7 +125,7 @@ def require_solver() -> None:
 
 
 def largest_smallest(values: Sequence[Sequence[float]], sizes: Sequence[int], gpus: Sequence[int]) -> Rows:
-    """Return the X with the largest minimum over jobs m of Σ over j of values[m, j] X[m, j]; no row is all 0."""
+    """Return the X with the largest minimum over jobs m of Σ over j of values[m, j] X[m, j]; no row may be all 0."""
     return _optimum(values, sizes, gpus, smallest=True)
 
 
@@ -148,7 +148,7 @@ def _optimum(values: Sequence[Sequence[float]], sizes: Sequence[int], gpus: Sequ
     limits = np.concatenate([np.asarray(gpus, float), np.ones(jobs)])
     costs = -np.asarray(values, float).ravel()
     if smallest:
-        # One variable more: the minimum, which no job's value may be below.
+        # One further variable: the minimum, below which no job's value may be.
         below = sparse.block_diag([-np.asarray([row], float) for row in values])
         matrix = sparse.block_array([[matrix, None], [below, np.ones((jobs, 1))]])
         limits, costs = np.concatenate([limits, np.zeros(jobs)]), np.append(np.zeros(jobs * types), -1.0)
@@ -158,7 +158,7 @@ def _optimum(values: Sequence[Sequence[float]], sizes: Sequence[int], gpus: Sequ
 
 
 def _solved(costs: Any, matrix: Any, limits: Any, number: int) -> Any:
-    """Return the first `number` of the x with matrix x ≤ limits and the smallest costs · x. They are at least 0."""
+    """Return the first `number` elements (≥ 0) of the x with matrix x ≤ limits and the smallest costs · x."""
     import numpy as np
     from scipy import sparse
     from scipy.optimize import linprog

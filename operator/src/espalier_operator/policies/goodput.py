@@ -1,4 +1,4 @@
-"""Goodput: progress, not steps, a second (Pollux: Qiao et al., OSDI 2021)."""
+"""Goodput: progress per second, not steps per second (Pollux: Qiao et al., OSDI 2021)."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from espalier_operator.policies.goodput_by_type import Objective, by_type
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, Share, SpeedModel, View
 
 ROUND_SECONDS: Final = 60.0
-"""The goodput of a job changes as it trains, and what is known of it: it is asked for so often."""
+"""Interval of decisions: the goodput of a job, and the knowledge of it, change as the job trains."""
 _UNBOUNDED: Final = 1_000_000
 _RESTARTS: Final = "restarts"
-"""By job: how often its workers have changed since it started; −1: it has not started."""
+"""Key of the number of changes of each job's workers since it started; −1: not started."""
 _WORKERS: Final = "workers"
-"""By job: the workers that it had when the policy was last asked."""
+"""Key of the workers of each job at the last decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputPolicy:
     """Each worker goes where it raises the utility of the speedups most, by the goodput of each job.
 
-    The speedup of a job is its goodput over that with an equal part of all GPUs (eq. 9 of the paper). The utility is
-    the sum of speedup**p / p with p = −fairness (its logarithm for 0), which orders allocations as the paper's mean
-    does (eq. 15); p = −1 is the default there too. The paper searches by a genetic algorithm. Here, all jobs get
-    their base workers, the oldest first; then the best step is taken, again and again: the job, and the number of
-    workers for it, with the largest gain a GPU. A step leads to any number on one node, or to whole nodes.
+    The speedup of a job is its goodput divided by that with an equal part of all GPUs (eq. 9 of the paper). The
+    utility is the sum of speedup**p / p with p = −fairness (its logarithm for 0), which orders allocations like the
+    paper's mean (eq. 15); p = −1 is the default there too. The paper searches by a genetic algorithm. Here, all jobs
+    get their base workers, the oldest first; then the best step is taken repeatedly: the job, and the number of workers
+    for it, with the largest gain per GPU. A step leads to any number on one node, or to whole nodes.
 
-    A change costs a restart. So a job grows only where its goodput rises even with the time lost to restarts so far
-    and to one more (5.1 of the paper), and shrinks only where the others need its GPUs.
+    A change costs a restart. So a job grows only if its goodput rises even with the time lost to restarts so far and to
+    one more (5.1 of the paper), and shrinks only if others need its GPUs.
 
-    Where GPUs differ in type, `goodput_by_type` decides whose base workers run where, in place of the oldest first.
-    What is left of each type goes to jobs on it in the same way.
+    Where GPUs differ in type, `goodput_by_type` decides the type of base workers, in place of the oldest first. The
+    rest of each type goes to jobs on it in the same way.
     """
 
     fairness: float = 1.0
-    """The higher it is, the more the job with the smallest speedup counts; 0: proportional fairness."""
+    """Weight of the job with the smallest speedup; 0: proportional fairness."""
     growth: float = 4.0
-    """A job gets at most this many times the workers that it has tried, because its speed with more is a guess."""
+    """Maximum ratio of a job's workers to those that it has tried, because its speed with more is a guess."""
     restart_seconds: float = 30.0
-    """For how long a job does not train when its workers have changed."""
+    """Seconds for which a job does not train after its workers have changed."""
     objective: Objective = "completion"
-    """Where GPUs differ in type: `completion`, jobs end early on average; `makespan`, the last one ends early."""
+    """Where GPUs differ in type: `completion`, jobs end early on average; `makespan`, the last job ends early."""
     name: str = "goodput"
     elasticity: ClassVar[Elasticity] = Elasticity.WORKERS_AND_BATCH
 
     def __post_init__(self) -> None:
         if not 0 <= self.fairness <= 10:
-            raise ValueError(f"fairness: {self.fairness:g} is not between 0 and 10")
+            raise ValueError(f"fairness: {self.fairness:g} is out of range; must be between 0 and 10")
         if not 1 < self.growth < math.inf:
-            raise ValueError(f"growth: {self.growth:g} is not above 1, so no job would ever grow")
+            raise ValueError(f"growth: {self.growth:g} is invalid; must be finite and above 1, or no job would grow")
         if not 0 <= self.restart_seconds < math.inf:
-            raise ValueError(f"restart_seconds: {self.restart_seconds:g} is not 0 or more")
+            raise ValueError(f"restart_seconds: {self.restart_seconds:g} is invalid; must be finite and at least 0")
 
     @property
     def queue_order(self) -> str:
@@ -62,7 +62,7 @@ class GoodputPolicy:
         return "by age"
 
     def decide(self, view: View) -> Decision:
-        """Return shares that sum up to all GPUs at most: the oldest job first; by type of GPU the most valuable one."""
+        """Return shares that sum to at most all GPUs: the oldest job first; with GPU types, the most valuable first."""
         restarts = _restarts(view)
         if view.gpu_types and view.speeds is not None:
             places = by_type(view, view.speeds, self.restart_seconds, self.objective)
@@ -109,7 +109,7 @@ class GoodputPolicy:
         free: int,
         restarts: Mapping[str, int],
     ) -> bool:
-        """Give more workers to jobs that have their base ones; return whether there are any of which more is known."""
+        """Give more workers to jobs that have their base workers; return whether any has a speed model and may grow."""
         forecasts = {
             job: _worker_gain(view, job, view.speed_models[job.key], self.fairness, self.growth)
             for job in jobs
@@ -129,7 +129,7 @@ class GoodputPolicy:
         free: int,
         restarts: Mapping[str, int],
     ) -> int:
-        """Undo changes that are not worth a restart; return the GPUs that are free then."""
+        """Undo changes that are not worth a restart; return the GPUs that are then free."""
         smaller: list[tuple[float, _WorkerGain]] = []
         for job, forecast in forecasts.items():
             before, after = job.workers, workers[job]
@@ -152,12 +152,12 @@ class GoodputPolicy:
 
 
 def _restarts(view: View) -> dict[str, int]:
-    """Return by job how often its workers have changed since it started, as seen: a wish may be pending for hours."""
+    """Return the number of observed changes of each job's workers since it started: a wish may be pending for hours."""
     counted, seen = view.memory.get(_RESTARTS, {}), view.memory.get(_WORKERS, {})
     found: dict[str, int] = {}
     for job in view.jobs:
         count = counted.get(job.key, -1)
-        # Earlier versions remembered the count alone, and counted a change before it was made.
+        # Earlier versions stored only the count, and counted a change before it was made.
         last = seen.get(job.key, 0 if count < 0 else job.workers)
         found[job.key] = count + (job.workers not in (0, last))
     return found
@@ -165,14 +165,14 @@ def _restarts(view: View) -> dict[str, int]:
 
 @dataclass(slots=True, kw_only=True)
 class _WorkerGain:
-    """What a job gains by more workers."""
+    """A job's gain by more workers."""
 
     job: Candidate
     speed_model: SpeedModel
     node_gpus: int
-    """Of the largest node."""
+    """GPUs of the largest node."""
     most: int
-    """The workers that it may have."""
+    """Maximum number of its workers."""
     fairness: float
     fair: float = 0.0
     """Its goodput with an equal part of all GPUs."""
@@ -183,7 +183,7 @@ class _WorkerGain:
         """Return its goodput with this number of workers, on as few nodes as possible."""
         known = self._goodputs.get(workers)
         if known is None:
-            # A worker with more GPUs than any node has is on one node all the same, once there is one.
+            # A worker with more GPUs than any node has still counts as on one node.
             nodes = min(workers, -(-workers * self.job.gpus_per_worker // self.node_gpus))
             known = self._goodputs[workers] = self.speed_model.goodput(nodes, workers)
         return known
@@ -202,7 +202,7 @@ class _WorkerGain:
         return math.log(speedup) if not self.fairness else -(speedup**-self.fairness) / self.fairness
 
     def step(self, workers: int, free: int) -> tuple[float, int] | None:
-        """Return the largest gain per GPU beyond `workers`, with this many more GPUs, and the workers then."""
+        """Return the largest gain per GPU beyond `workers`, with `free` more GPUs, and the number of workers then."""
         gpus = self.job.gpus_per_worker
         most, whole = min(self.most, workers + free // gpus), max(1, self.node_gpus // gpus)
         within = range(workers + 1, min(most, whole) + 1)
@@ -227,7 +227,7 @@ def _worker_gain(view: View, job: Candidate, speed_model: SpeedModel, fairness: 
 
 
 def _fill(forecasts: Iterable[_WorkerGain], workers: dict[Candidate, int], free: int) -> int:
-    """Take the best step again and again, until there is none; return the GPUs that are left."""
+    """Take the best step until there is none; return the GPUs that are left."""
     steps: list[tuple[float, int, int, _WorkerGain]] = []
 
     def consider(place: int, forecast: _WorkerGain) -> None:
@@ -248,10 +248,10 @@ def _fill(forecasts: Iterable[_WorkerGain], workers: dict[Candidate, int], free:
 
 
 def near(view: View, workers: Mapping[Candidate, int]) -> dict[str, tuple[str, ...]]:
-    """Return the node of each worker, by job; nothing for a job that finds no room, or where nodes are not known.
+    """Return the node of each worker, by job; nothing for a job without room, or where nodes are unknown.
 
     A job that keeps its number of workers keeps its nodes. Of the others, large ones choose first: the fullest node on
-    which all of the rest fits, or the emptiest one.
+    which all remaining workers fit, or the emptiest one.
     """
     free = dict(view.nodes)
     found: dict[str, tuple[str, ...]] = {}
@@ -265,7 +265,7 @@ def near(view: View, workers: Mapping[Candidate, int]) -> dict[str, tuple[str, .
             continue
         found[job.key] = nodes
         for node in nodes:
-            # A job still holds GPUs that are announced to depart, and that its node no longer offers.
+            # A job still holds GPUs that are announced to depart, which its node no longer offers.
             free[node] = max(0, free[node] - job.gpus_per_worker)
     room = _FreeNodes(free)
     for job, count in sorted(moving, key=lambda each: -each[1] * each[0].gpus_per_worker):
@@ -276,7 +276,7 @@ def near(view: View, workers: Mapping[Candidate, int]) -> dict[str, tuple[str, .
 
 
 class _FreeNodes:
-    """Free GPUs, and nodes by their number."""
+    """Nodes by their number of free GPUs."""
 
     def __init__(self, free: Mapping[str, int]) -> None:
         self._nodes: list[dict[str, None]] = [{} for _ in range(max(free.values(), default=0) + 1)]
@@ -284,7 +284,7 @@ class _FreeNodes:
             self._nodes[gpus][node] = None
 
     def take(self, count: int, gpus: int) -> tuple[str, ...]:
-        """Take GPUs for `count` workers with `gpus` each, and return the node of each; none where not all fit."""
+        """Take GPUs for `count` workers with `gpus` each; return the node of each, empty where not all fit."""
         taken: list[tuple[str, int, int]] = []
         left = count
         while left:
@@ -301,7 +301,7 @@ class _FreeNodes:
         return tuple(node for node, _, used in taken for _ in range(used // gpus))
 
     def _best(self, needs: int) -> int:
-        """Return the smallest number of free GPUs of a node that is enough, else the largest."""
+        """Return the smallest sufficient number of free GPUs of a node, else the largest."""
         enough = range(needs, len(self._nodes))
         less = reversed(range(min(needs, len(self._nodes))))
         return next((free for part in (enough, less) for free in part if self._nodes[free]), 0)

@@ -1,13 +1,13 @@
-"""Goodput where GPUs differ in type: each goes where it raises the speedups of jobs most. Pure.
+"""Goodput where GPUs differ in type: each GPU goes where it raises the speedups of jobs most. Pure.
 
-A job's speedup on a type is its speed there over that on an average GPU, as its goodput counts over that with an equal
-part of all GPUs elsewhere (eq. 9 of Pollux; 4.1 of Gavel). GPUs go to the jobs and types with the largest value, one
-after the other, for the base workers of each. Nobody needs to know how long a job will take: one that has
-waited counts more, by its age over the time that it has run, so that short jobs, which have run little, end early, and
-no job waits for ever. One that says what part of its work it has done counts by its rest, if that is less. Where it is
-known that a job takes about as long as all the others together, it counts more: it would be the last one.
+A job's speedup on a type is its speed there divided by that on an average GPU, as `goodput` otherwise divides by the
+goodput with an equal part of all GPUs (eq. 9 of Pollux; 4.1 of Gavel). GPUs go to the jobs and types with the largest
+value, one after the other, for the base workers of each. The length of a job need not be known: the value of a waiting
+job rises with its age over its run time, so that short jobs, which have run little, end early, and no job waits for
+ever. A job that reports the part of its work done counts by its rest, if that is less. A job known to take about as
+long as all the others together counts more, as it would be the last one.
 
-For the shortest makespan, jobs count by what they have left, as far as that is known: the longest must not be the last.
+For the shortest makespan, jobs count by their remaining work where it is known: the longest must not be the last.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from espalier_operator.policies.leases import LEASE_SECONDS, gpus_of
 from espalier_operator.policies.view import Candidate, TypeSpeeds, View, remaining_steps
 
 TYPES: Final = "types"
-"""In the memory: the type of GPU that each job was given last."""
+"""Key in the memory: the last GPU type of each job."""
 UNTIL: Final = "until"
-"""In the memory of a continuous view: when these leases end."""
+"""Key in the memory of a continuous view: the end of these leases."""
 _NEW_SECONDS: Final = 3600.0
-"""Ages and times run count from there, so that the first minutes of a job do not decide."""
+"""Added to ages and run times, so that the first minutes of a job do not decide."""
 _AGE: Final = 0.25
 _SIZE: Final = 0.75
-"""Exponents of age over time run, and of the GPUs that a job takes. These three were chosen on traces made like those
-of Gavel, with other seeds."""
+"""Exponents of (age / run time), and of the GPUs of a job. These three were chosen on traces made like Gavel's, with
+other seeds."""
 _LATE: Final = 0.9
-"""A job whose rest is more than this part of what all jobs take counts more."""
+"""A job whose rest is more than this part of the time of all jobs counts more."""
 _HASTE: Final = 6.0
-"""Exponent of its rest over that. Both were chosen on four kinds of generated jobs, among those with which means and
-makespans were below those of `gavel` in all of them."""
+"""Exponent of the ratio of its rest to that part. Both were chosen on four kinds of generated jobs, among the values
+with which means and makespans were below `gavel`'s for all kinds."""
 _REST: Final = 0.5
-"""Exponent of the seconds that a job has left on an average GPU, for the makespan; chosen on generated jobs."""
+"""Exponent of a job's remaining seconds on an average GPU, for the makespan; chosen on generated jobs."""
 
 Objective = Literal["completion", "makespan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeOccupancy:
-    """Who runs on which type of GPU until `until`."""
+    """The running jobs on each type of GPU, until `until`."""
 
     chosen: Mapping[Candidate, str]
-    """The type of each job that runs, the most valuable first."""
+    """GPU type of each job that runs, the most valuable first."""
     free: Mapping[str, int]
-    """GPUs of each type that are left."""
+    """Remaining GPUs of each type."""
     until: float
     memory: Mapping[str, Any]
 
@@ -56,8 +56,8 @@ class TypeOccupancy:
 def by_type(view: View, speeds: TypeSpeeds, restart_seconds: float, objective: Objective) -> TypeOccupancy:
     """Return a type of GPU for each job that runs until the next lease, the most valuable first.
 
-    In a `continuous` view what was leased is leased again until its round ends, and what is idle goes to the most
-    valuable of the others at once. A job that does not yield keeps the type that it has for as long as it runs.
+    In a `continuous` view leases are repeated until their round ends, and idle GPUs go at once to the most valuable of
+    the other jobs. A job that does not yield keeps its type for as long as it runs.
     """
     before: Mapping[str, str] = view.memory.get(TYPES, {})
     until, leased = view.now + LEASE_SECONDS, dict[str, str]()
@@ -104,7 +104,7 @@ def _values(view: View, speeds: TypeSpeeds, objective: Objective) -> dict[Candid
     }
     total = sum(view.gpu_types.values())
     average = {
-        # The mean of speeds that are hardly above 0 is 0 in floating point; their job can run all the same.
+        # The mean of speeds hardly above 0 is 0 in floating point, though the job can run.
         job: sum(speed * view.gpu_types[each] for each, speed in row.items()) / total or max(row.values(), default=0.0)
         for job, row in known.items()
     }
@@ -125,7 +125,7 @@ def _values(view: View, speeds: TypeSpeeds, objective: Objective) -> dict[Candid
 
 
 def _due(view: View, job: Candidate) -> float:
-    """Return how much a job has waited for what it has run."""
+    """Return the ratio of a job's age to its run time, as it enters the value."""
     size, age = max(1, gpus_of(job)), max(0.0, view.now - job.submitted_at)
     run = job.service if job.rest is None else min(job.service, job.rest)
     due: float = ((_NEW_SECONDS + age) / (_NEW_SECONDS + run / size)) ** _AGE
@@ -138,10 +138,10 @@ def _haste(
     known: Mapping[Candidate, Mapping[str, float]],
     average: Mapping[Candidate, float],
 ) -> dict[Candidate, float]:
-    """Return by how much jobs count more that would be the last ones, of those whose rest is known.
+    """Return the factor by which jobs of known rest count more if they would be the last ones.
 
-    All take as long as the longest of them on its fastest type, and as all of their work on all GPUs. What a program
-    says of itself does not count: it would gain by saying that it takes long.
+    All jobs take at least as long as the longest of them on its fastest type, and as all of their work on all GPUs.
+    Reports of programs do not count here, as a program would gain by reporting a long rest.
     """
     speeds = [average[job] for job in jobs]
     certain = [job for job in jobs if job.key in view.speed_models and job.rest is None]

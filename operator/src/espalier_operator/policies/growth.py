@@ -1,4 +1,4 @@
-"""Spare GPUs where growing is worth most: gain in final accuracy by GPU-second of a loan."""
+"""Spare GPUs where growth is worth most: gain in final accuracy per GPU-second of a loan."""
 
 from __future__ import annotations
 
@@ -10,38 +10,37 @@ from espalier_operator.policies.fair import served_before, weight_of
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, ExpectedGrowth, Share, View
 
 AGAIN_SECONDS: Final = 60.0
-"""While jobs wait for a loan they are compared again so often: what growing gains falls with the time that is left."""
+"""Interval of comparisons while jobs wait for a loan: the gain of growth falls with the remaining time."""
 _HOLDER: Final = 1.25
-"""A job that has a loan is compared with that many times its rate: forecasts vary, and what a loan that is broken off
-has cost is lost."""
+"""Factor on the rate of a job that has a loan: forecasts vary, and the cost of an interrupted loan is lost."""
 _FASTER: Final = 1.05
-"""An extra worker speeds a job up if the job is that many times as fast with it."""
+"""Minimum speed-up by extra workers for which a job gets spare ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthPolicy:
-    """Spare GPUs go to the job that gains the most final accuracy by GPU-second, times its weight by priority.
+    """Spare GPUs go to the job that gains the most final accuracy per GPU-second, times its weight by priority.
 
     One extra worker is enough to decide where to grow. So a job is lent one until it has nothing more to gain, the job
-    with the highest rate first; a later job takes it over once its own rate is higher by a quarter. What no job wants
-    to grow with goes, by weight, to those that extra workers make faster; a job that is grown and no faster hands its
-    loan back. Base GPUs go as under `fair`.
+    with the highest rate first; another job takes it over once its own rate is higher by a quarter. GPUs that no job
+    needs for growth go, by weight, to jobs that extra workers speed up; a job that has grown and gains no speed gives
+    its loan back. Base GPUs go as under `fair`.
     """
 
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
 
     predicts: bool = True
-    """Jobs are compared by what they are expected to gain. Otherwise the oldest goes first, and each keeps its loan
-    until it can decide nothing more: what prediction is worth is the difference."""
+    """Jobs are compared by their expected gain. Otherwise the oldest goes first, and each keeps its loan until it can
+    decide nothing more; the difference is the value of prediction."""
     untold: float = 0.01
-    """What a job of which nothing is known is expected to gain (final accuracy) by a loan of `untold_seconds`: it is
-    lent a GPU once, and its agent is asked then."""
+    """Gain (final accuracy) assumed for a job without a forecast by a loan of `untold_seconds`: it is lent a GPU once,
+    and its agent then makes a forecast."""
     untold_seconds: float = 300.0
 
     def __post_init__(self) -> None:
         for name in ("untold", "untold_seconds"):
             if not 0 <= (value := getattr(self, name)) < float("inf"):
-                raise ValueError(f"{name}: {value:g} is to be 0 or more, and finite")
+                raise ValueError(f"{name}: {value:g} is invalid; must be finite and at least 0")
 
     @property
     def name(self) -> str:
@@ -54,7 +53,7 @@ class GrowthPolicy:
         return "by priority, recent use and age"
 
     def decide(self, view: View) -> Decision:
-        """Return the base workers of each job, and one extra worker for those that gain most by it."""
+        """Return the base workers of each job, and one extra worker for the jobs that gain most by it."""
         order = sorted(view.jobs, key=served_before)
         rates = {job.key: self._rate(job, view) for job in order if job.workers and job.max_workers > job.min_workers}
         growing = sorted((job for job in order if rates.get(job.key, 0.0) > 0), key=lambda job: -rates[job.key])
@@ -83,12 +82,12 @@ class GrowthPolicy:
 
 
 def _left(view: View, order: Sequence[Candidate]) -> int:
-    """Return the GPUs that base workers leave: those that wait get what is free before anything is lent.
+    """Return the GPUs that base workers leave: waiting jobs get free GPUs before anything is lent.
 
-    A job that waits and cannot fit leaves it to others.
+    A waiting job that does not fit leaves them to others.
     """
-    # The planner keeps what runs, as nothing preempts. By rounds a job that waits gets its GPUs before a later one that
-    # runs, so what later jobs hold is not free to be lent.
+    # The planner keeps running jobs, as this policy does not preempt. In rounds, a waiting job gets its GPUs before a
+    # later one that runs, so GPUs of later jobs cannot be lent.
     served = sorted(order, key=lambda job: not job.workers) if view.continuous else order
     left = view.gpus
     for job in served:
@@ -99,7 +98,7 @@ def _left(view: View, order: Sequence[Candidate]) -> int:
 
 
 def _share(job: Candidate, view: View, is_lent: bool, grows: bool) -> Share:
-    """Return its base workers, and one more to grow with; what is spare, if that makes it faster or it may yet grow."""
+    """Return the base workers, one more if lent for growth, and spare ones if they speed the job up or it may grow."""
     workers = job.min_workers + is_lent
     speed_model, most = view.speed_models.get(job.key), job.max_workers
     if speed_model is None or speed_model.step_seconds(job.min_workers) < _FASTER * speed_model.step_seconds(most):

@@ -1,9 +1,9 @@
-"""Shares by a policy file, which another process evaluates; without an answer, those of `fair`.
+"""Shares by a policy file, which another process evaluates; without an answer, the shares of `fair`.
 
-The operator neither loads the file nor waits for it in `decide`. Before a plan, `remote.Asking` has the file's answer
-put into what the policy remembers, or why there is none. So a restart, a replay of the audit log and `espalier explain`
-decide the same without the file. Where a file is named (`file`), as on a laptop and in simulations, it is evaluated
-here.
+The operator neither loads the file nor waits for it in `decide`. Before a plan, `remote.Asking` puts the file's answer,
+or the reason for its absence, into the policy's memory. So a restart, a replay of the audit log and `espalier explain`
+decide the same without the file. Where a file is named (`file`), as on a laptop and in simulations, this process
+evaluates it.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from espalier_operator.policies.fair import FairPolicy, served_before, weight_of
 from espalier_operator.policies.view import Decision, Elasticity, Share, View, base_share
 
 SERVER_URL: Final = "http://127.0.0.1:8090"
-"""Where the policy server of the operator's pod listens."""
+"""Address of the policy server in the operator's pod."""
 LONGEST_WAIT: Final = 0.9
-"""Seconds. `fair` decides within a second."""
+"""Longest `wait`, in seconds, so that `fair` decides within a second."""
 AGAIN_SECONDS: Final = 5.0
-"""After so long a policy that did not answer is asked again."""
+"""Delay before a policy that did not answer is asked again."""
 _KEY: Final = "learned"
-"""Of what is remembered."""
+"""Key in the policy's memory."""
 
 
 NOT_ASKED: Final = "its policy file was not asked about this moment"
-"""Why it does not decide where no answer holds that is known: an operator asks before each plan, others cannot."""
+"""Reason for a fallback where no known answer holds: an operator asks before each plan, other programs cannot."""
 FALLBACK: Final = FairPolicy()
-"""Decides where a policy file does not."""
+"""The policy that decides where a policy file does not."""
 
 
 class PolicyFileError(ValueError):
-    """A policy file cannot be read, or cannot serve this cluster; the message names the file and the reason."""
+    """A policy file cannot be read or cannot serve this cluster; the message names the file and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allotment:
-    """The workers of a job, by an answer."""
+    """The workers of a job in an answer."""
 
     job: str
     workers: int
@@ -53,25 +53,25 @@ class Allotment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyAnswer:
-    """What a policy file says of one view."""
+    """A policy file's answer to one view."""
 
     policy: str
-    """Name and version of the file's policy."""
+    """Name and version of the policy in the file."""
     allotments: tuple[Allotment, ...]
-    """In the order in which jobs are served."""
+    """Allotments in the order in which jobs are served."""
     preempts: bool = False
     until: float | None = None
-    """As in `Decision`, and the next one too."""
+    """As in `Decision`, like `follows_progress`."""
     follows_progress: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return it in plain JSON types."""
+        """Return the answer in plain JSON types."""
         found: dict[str, Any] = _ANSWERS.dump_python(self, mode="json")
         return found
 
 
 def answer_of(raw: Any) -> PolicyAnswer:
-    """Read what `PolicyAnswer.to_json` gave. Raises `PolicyFileError`."""
+    """Parse the output of `PolicyAnswer.to_json`. Raises `PolicyFileError`."""
     try:
         return _ANSWERS.validate_python(raw)
     except ValidationError as error:
@@ -81,21 +81,21 @@ def answer_of(raw: Any) -> PolicyAnswer:
 
 
 class PolicyFile(Protocol):
-    """A policy file that was read."""
+    """A loaded policy file."""
 
     def answer(self, view: View) -> PolicyAnswer:
-        """Return who should have what. Raises `PolicyFileError` where it cannot serve this cluster."""
+        """Return the workers of each job. Raises `PolicyFileError` where the file cannot serve this cluster."""
 
 
 READERS: Final[Registry[Callable[[Path], PolicyFile]]] = Registry(
     "reader of policy files", "espalier.scheduling_policy_files", {}
 )
-"""By the ending of the file. They come with another package, because they need NumPy. They raise `PolicyFileError`."""
+"""Readers by file extension. They come with another package, as they need NumPy, and raise `PolicyFileError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedPolicy:
-    """Workers of each job, and nodes where the file wishes some, as a policy file says; otherwise those of `fair`.
+    """Workers of each job, and preferred nodes if any, by a policy file; otherwise the shares of `fair`.
 
     An answer holds until jobs or GPUs have changed, at most `hold` seconds. Without one in time all GPUs go as under
     `fair`, and the file is asked again after a few seconds.
@@ -104,9 +104,9 @@ class LearnedPolicy:
     elasticity: ClassVar[Elasticity] = Elasticity.WORKERS
 
     file: str = ""
-    """Path of a policy file, which this process evaluates. Empty: the policy server does."""
+    """Path of a policy file that this process evaluates; empty: the policy server evaluates it."""
     url: str = SERVER_URL
-    """Of the policy server."""
+    """URL of the policy server."""
     wait: float = 0.5
     """Seconds for which a plan waits for an answer."""
     hold: float = 60.0
@@ -115,13 +115,13 @@ class LearnedPolicy:
     _read: PolicyFile | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
-        """Read the file, if one is named. Raises `ValueError` for a setting that cannot be, `PolicyFileError`."""
+        """Read the file, if one is named. Raises `ValueError` for an invalid setting, and `PolicyFileError`."""
         if not 0 < self.wait <= LONGEST_WAIT:
-            raise ValueError(f"wait: {self.wait:g} s cannot be; give more than 0 and at most {LONGEST_WAIT:g}")
+            raise ValueError(f"wait: {self.wait:g} s is out of range; must be above 0 and at most {LONGEST_WAIT:g}")
         if not 1 <= self.hold < math.inf:
-            raise ValueError(f"hold: {self.hold:g} s cannot be; give at least 1")
+            raise ValueError(f"hold: {self.hold:g} s is out of range; must be finite and at least 1")
         if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url: {self.url!r} is no URL; write http://HOST:PORT")
+            raise ValueError(f"url: {self.url!r} is not a URL; write http://HOST:PORT")
         if self.file:
             object.__setattr__(self, "_read", read_file(Path(self.file)))
 
@@ -131,7 +131,7 @@ class LearnedPolicy:
         return "in the order of its policy file"
 
     def decide(self, view: View) -> Decision:
-        """Return the shares of the answer that holds, or those of `fair` with the reason.
+        """Return the shares of the valid answer, or the shares of `fair` with the reason.
 
         Raises `PolicyFileError` where this process evaluates the file and it cannot serve the cluster.
         """
@@ -148,7 +148,7 @@ class LearnedPolicy:
         return _decision(view, kept, view.memory)
 
     def is_due(self, view: View) -> bool:
-        """Return whether the file is to be asked before a decision about this view."""
+        """Return whether the file must be asked before a decision about this view."""
         if not view.jobs:
             return False
         kept = _remembered(view)
@@ -162,19 +162,19 @@ class LearnedPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Remembered:
-    """What is remembered: the last answer, and why there is no newer one."""
+    """The policy's memory: the last answer, and the reason for which there is no newer one."""
 
     answer: PolicyAnswer | None = None
     jobs: tuple[str, ...] = ()
-    """About which it was asked."""
+    """Keys of the jobs in the question."""
     gpus: int = 0
     until: float = 0.0
     why: str = ""
-    """It was asked again in vain; empty: it was not."""
+    """Reason of the last failed question; empty: the last one was answered."""
     again_at: float = 0.0
 
     def is_outdated(self, view: View) -> bool:
-        """Return whether the answer is about other jobs or GPUs, or too old."""
+        """Return whether the answer is for other jobs or GPUs, or too old."""
         same = self.answer is not None and self.gpus == view.gpus and set(self.jobs) == {job.key for job in view.jobs}
         return not same or view.now >= self.until
 
@@ -185,19 +185,19 @@ def read_file(path: Path) -> PolicyFile:
         return READERS.load(path.suffix.removeprefix(".") or "none")(path)
     except RegistryError as error:
         known = ", ".join(f".{name}" for name in READERS.names())
-        ending = f"its name is to end with {known}" if known else "install espalier-lab, which reads it"
-        raise PolicyFileError(f"{path}: nothing here reads such a file: {ending}") from error
+        ending = f"its name must end with {known}" if known else "install espalier-lab, which reads it"
+        raise PolicyFileError(f"{path}: no installed reader supports this type of file: {ending}") from error
 
 
 def answered(view: View, answer: PolicyAnswer, hold: float) -> dict[str, Any]:
-    """Return what is remembered of an answer about `view`, which holds for `hold` seconds at most."""
+    """Return the memory after an answer to `view`, which holds for at most `hold` seconds."""
     until = view.now + hold if answer.until is None else min(view.now + hold, answer.until)
     kept = _Remembered(answer=answer, jobs=tuple(job.key for job in view.jobs), gpus=view.gpus, until=until)
     return _memory_of(kept)
 
 
 def unanswered(view: View, why: str) -> dict[str, Any]:
-    """Return what is remembered of a question that was asked in vain."""
+    """Return the memory after a failed question."""
     return _memory_of(replace(_remembered(view), why=why, again_at=view.now + AGAIN_SECONDS))
 
 
@@ -206,7 +206,7 @@ def _memory_of(kept: _Remembered) -> dict[str, Any]:
 
 
 def _remembered(view: View) -> _Remembered:
-    """Return what is remembered; nothing where that is of another version."""
+    """Return the memory of the view; an empty one where it is of another version."""
     try:
         return _MEMORY.validate_python(view.memory.get(_KEY, {}))
     except ValidationError:
@@ -214,7 +214,7 @@ def _remembered(view: View) -> _Remembered:
 
 
 def _decision(view: View, kept: _Remembered, memory: Mapping[str, Any]) -> Decision:
-    """Return the shares of the remembered answer, and after them those of jobs that came since, as under `fair`."""
+    """Return the shares of the stored answer, followed by those of newer jobs, as under `fair`."""
     answer = kept.answer
     if answer is None:
         raise ValueError("there is no answer")

@@ -1,7 +1,7 @@
 """Leases: fractions of time on types of GPUs, given in rounds (Gavel: Narayanan et al., OSDI 2020, 5).
 
-An allocation says which fraction of its time a group should run on each type of GPU. A group is a job, or two jobs that
-share GPUs. Each lease goes to the groups that have had the smallest part of their fraction, type by type.
+An allocation gives the fraction of its time that a group should run on each type of GPU. A group is a job, or two jobs
+that share GPUs. Each lease goes to the groups that have had the smallest part of their fraction, type by type.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from espalier_operator.policies.view import Candidate, Decision, Share, TypeSpee
 
 LEASE_SECONDS: Final = 360.0
 ALLOCATION_SECONDS: Final = 1920.0
-"""An allocation lasts for so long at least, so that jobs which come and end all the time do not undo it."""
+"""Minimum duration of an allocation, so that jobs which come and end all the time do not undo it."""
 MATERIAL: Final = 0.1
-"""By what part of it a speed must have changed for an allocation to be out of date: measurements are never the same."""
+"""Relative change of a speed that makes an allocation out of date: measurements always differ a little."""
 _HEAD_START: Final = LEASE_SECONDS / 2
-"""Seconds that each group counts as having had when an allocation begins."""
+"""Seconds that each group is credited with at the beginning of an allocation."""
 
 Group = tuple[str, ...]
 Table = dict[Group, dict[str, float]]
 """A number by group and type of GPU."""
 Allocate = Callable[[Mapping[str, Any]], tuple[Table, Mapping[str, Any]]]
-"""From what it remembers: fractions for all jobs of the view, in their order, and what it will remember."""
+"""Function of its memory. Returns fractions for all jobs of the view, in their order, and its next memory."""
 
 _SINCE: Final = "since"
 _JOBS: Final = "jobs"
@@ -34,13 +34,13 @@ _DEFICITS: Final = "deficits"
 _LEASES: Final = "leases"
 _POLICY: Final = "policy"
 _SPEEDS: Final = "speeds"
-"""What the allocation was worked out from."""
+"""Key of the speeds from which the allocation was computed."""
 _UNTIL: Final = "until"
-"""When the round ends; only where the view is continuous."""
+"""Key of the end of the round; only where the view is continuous."""
 _TYPES: Final = "types"
-"""The GPUs of each type at the last decision; only where the view is continuous."""
+"""Key of the GPUs of each type at the last decision; only where the view is continuous."""
 _SERVICE: Final = "service"
-"""By job: its service at the last decision; only where the view is continuous."""
+"""Key of the service of each job at the last decision; only where the view is continuous."""
 
 
 def leased(
@@ -51,16 +51,16 @@ def leased(
     fills: bool = True,
     speeds: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Decision:
-    """Return the leases of the next round, in the order in which they were given, then jobs that wait.
+    """Return the leases of the next round, in the order in which they were given, then waiting jobs.
 
     The priority of a group on a type is its fraction over the seconds that it has had there since the allocation began;
-    of equals, those go first that earlier allocations owe the most time. `allocate` is asked when jobs have come or
-    ended, or one of the `speeds` of a job by type is no longer what it was worked out from (`MATERIAL`), after
-    `ALLOCATION_SECONDS` at the earliest; until then, jobs that came wait. `types` are served in their
-    order. With `fills`, groups whose fraction is 0 get GPUs that would be idle.
+    among equals, groups that earlier allocations owe the most time go first. `allocate` is called when jobs have come
+    or ended, or when one of the `speeds` of a job by type has changed (`MATERIAL`), after `ALLOCATION_SECONDS` at the
+    earliest; until then, new jobs wait. `types` are served in their order. With `fills`, groups whose fraction is 0
+    get GPUs that would be idle.
 
-    In a `continuous` view a lease holds until its round ends. What is idle before is leased at once, also to jobs that
-    came since the last allocation, and a job that does not yield keeps the type that it has for as long as it runs.
+    In a `continuous` view a lease holds until its round ends. GPUs idle before that are leased at once, also to jobs
+    newer than the allocation, and a job that does not yield keeps its type for as long as it runs.
     """
     memory, jobs = view.memory, {job.key: job for job in view.jobs}
     allocation, received, deficits = (_read(memory, name, jobs, types) for name in (_ALLOCATION, _RECEIVED, _DEFICITS))
@@ -70,10 +70,10 @@ def leased(
     since, known, policy = memory.get(_SINCE, 0.0), memory.get(_JOBS, ()), memory.get(_POLICY, {})
     assumed = memory.get(_SPEEDS, {})
     served = any(fraction > 0 for fractions in allocation.values() for fraction in fractions.values())
-    # At time 0 the jobs of a trace have not all come, as in Gavel's simulator: that allocation may end at once.
+    # At time 0 not all first jobs of a trace have come, as in Gavel's simulator: that allocation may end at once.
     changed = set(known) != set(jobs) or _drifted(assumed, speeds or {})
     if view.continuous:
-        # A round is long enough there; who came meanwhile has had what was idle.
+        # A round is long enough there; jobs that came meanwhile have had idle GPUs.
         due = view.now >= memory.get(_UNTIL, 0.0) and (changed or memory.get(_TYPES) != dict(view.gpu_types))
     else:
         due = changed and (not since or view.now - since >= ALLOCATION_SECONDS)
@@ -136,7 +136,7 @@ def leased(
 
 
 def _drifted(assumed: Mapping[str, Mapping[str, float]], speeds: Mapping[str, Mapping[str, float]]) -> bool:
-    """Return whether a job's speed on a type is not about what it was; what is new does not count."""
+    """Return whether a job's speed on a type has changed materially; new jobs and types do not count."""
     return any(
         abs(speed - assumed[job][gpu_type]) > MATERIAL * max(speed, assumed[job][gpu_type])
         for job, row in speeds.items()
@@ -147,12 +147,12 @@ def _drifted(assumed: Mapping[str, Mapping[str, float]], speeds: Mapping[str, Ma
 
 
 def _rounded(speeds: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Return the speeds as they are remembered: more digits would not tell more."""
+    """Return the speeds with the digits that are stored."""
     return {job: {each: float(f"{speed:.4g}") for each, speed in row.items()} for job, row in speeds.items()}
 
 
 def _ranked(gpu_type: str, allocation: Table, received: Table, deficits: Table) -> list[Group]:
-    """Return the groups by priority on a type of GPU, the first one first."""
+    """Return the groups by priority on a type of GPU, the highest first."""
 
     def rank(group: Group) -> tuple[float, float, float]:
         fraction = allocation[group][gpu_type]
@@ -162,12 +162,12 @@ def _ranked(gpu_type: str, allocation: Table, received: Table, deficits: Table) 
 
 
 def gpus_of(job: Candidate) -> int:
-    """Return the GPUs of its base workers."""
+    """Return the GPUs of a job's base workers."""
     return job.min_workers * job.gpus_per_worker
 
 
 def _runs(speeds: TypeSpeeds | None, group: Group, gpu_type: str) -> bool:
-    """Tell whether all of a group can train on a type of GPU, as far as is known."""
+    """Return whether all of a group can train on a type of GPU, as far as is known."""
     if speeds is None:
         return True
     others = (None,) if len(group) == 1 else reversed(group)
@@ -175,7 +175,7 @@ def _runs(speeds: TypeSpeeds | None, group: Group, gpu_type: str) -> bool:
 
 
 def fastest_first(view: View) -> list[str]:
-    """Return the types of GPU of a continuous view, those first on which all jobs together are fastest."""
+    """Return the types of GPU of a view; in a continuous one, by the sum of all jobs' speeds, the fastest first."""
     speeds, types = view.speeds, list(view.gpu_types)
     if not view.continuous or speeds is None:
         return types
@@ -184,7 +184,7 @@ def fastest_first(view: View) -> list[str]:
 
 
 def _served(view: View, memory: Mapping[str, Any]) -> Iterator[tuple[Group, str, float]]:
-    """Yield which groups have had GPUs of which type since the last decision, and for how many seconds."""
+    """Yield (group, GPU type, seconds) for the GPUs held since the last decision."""
     if view.continuous:
         before = memory.get(_SERVICE, {})
         for job in view.jobs:
@@ -198,13 +198,13 @@ def _served(view: View, memory: Mapping[str, Any]) -> Iterator[tuple[Group, str,
 
 
 def _continued(view: View, until: float) -> Mapping[str, Any]:
-    """Return what is to be remembered where the view is continuous."""
+    """Return the part of the memory for a continuous view."""
     service = {job.key: job.service for job in view.jobs}
     return {_UNTIL: until, _TYPES: dict(view.gpu_types), _SERVICE: service}
 
 
 def _held(view: View, memory: Mapping[str, Any], until: float) -> Iterator[tuple[Group, str]]:
-    """Yield what is leased in a continuous view: to jobs that do not yield, and until the end of the round."""
+    """Yield the standing leases in a continuous view: of jobs that do not yield, and those of the current round."""
     for job in view.jobs:
         if not job.yields and job.gpu_type is not None and job.gpu_type in view.gpu_types:
             yield (job.key,), job.gpu_type
@@ -215,7 +215,7 @@ def _held(view: View, memory: Mapping[str, Any], until: float) -> Iterator[tuple
 
 
 def _admit_new(types: Sequence[str], jobs: Iterable[str], allocation: Table, received: Table, deficits: Table) -> None:
-    """Let jobs that came since the last allocation have what would be idle."""
+    """Add jobs that came since the last allocation with a fraction of 0, so that they get idle GPUs."""
     for group in ((job,) for job in jobs):
         if group not in allocation:
             allocation[group], deficits[group] = dict.fromkeys(types, 0.0), dict.fromkeys(types, 0.0)
@@ -223,7 +223,7 @@ def _admit_new(types: Sequence[str], jobs: Iterable[str], allocation: Table, rec
 
 
 def _read(memory: Mapping[str, Any], name: str, jobs: Mapping[str, Candidate], types: Sequence[str]) -> Table:
-    """Return a table from memory, without groups of which a job has ended, and with all `types`."""
+    """Return a table from memory, without groups with ended jobs, and with all `types`."""
     least = _HEAD_START if name == _RECEIVED else 0.0
     tables = ((tuple(names), numbers) for names, numbers in memory.get(name, ()))
     return {
@@ -238,7 +238,7 @@ def _written(table: Table) -> list[list[Any]]:
 
 
 def resumed(seed: int, state: Sequence[Any] | None) -> random.Random:
-    """Return a generator in a state that `state_of` returned; None: at the beginning of its seed."""
+    """Return a generator in a `state` from `state_of`; None: at the beginning of its seed."""
     generator = random.Random(seed)
     if state is not None:
         version, numbers, gauss = state

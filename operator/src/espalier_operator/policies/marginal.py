@@ -1,7 +1,7 @@
 """Workers by marginal gain: Optimus (Peng et al., EuroSys 2018, 4.1), and `soonest`, for jobs that end soon.
 
-Base workers are handed out in an order, then each further one goes to the job to which it is worth the most. `soonest`
-is a rule of this project, found while allocation was learned.
+Base workers are handed out in an order, then each further worker goes to the job with the largest gain. `soonest` is a
+rule of this project, found while learning allocation.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import ClassVar, Final
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, Share, SpeedModel, View, remaining_steps
 
 Worth = Callable[[Candidate, int], float]
-"""What one more worker is worth to a job, by the number that it has."""
+"""Value of one more worker to a job, as a function of the job and its number of workers."""
 _SOON_SECONDS: Final = 60.0
-"""Jobs that end sooner than that count about the same."""
+"""Jobs that end sooner than this count about the same."""
 
 
 def hand_out(order: Iterable[Candidate], known: Iterable[str], gpus: int, worth: Worth) -> dict[str, int]:
-    """Return the workers of each job, in `order`. In it they get their base workers; one that needs too many waits.
+    """Return the workers of each job. Jobs get their base workers in `order`; a job that needs too many waits.
 
-    Of the jobs of which more is `known`, each further worker goes where it is worth the most, and more than 0. Of equal
-    ones, the first in `order` comes first. A job whose next worker does not fit gets no more.
+    Each further worker goes to the job among the `known` with the largest `worth` above 0, the first in `order` among
+    equals. A job whose next worker does not fit gets no more.
     """
     workers, free = dict[str, int](), gpus
     jobs = list(order)
@@ -54,17 +54,17 @@ def hand_out(order: Iterable[Candidate], known: Iterable[str], gpus: int, worth:
 
 
 def share_of(job: Candidate, workers: int, *, known: bool) -> Share:
-    """Return a share of `workers`, and of spare ones for a job of which no more is known, while nobody needs them."""
+    """Return a share of `workers`, with spare ones for a job that is not `known`."""
     return Share(job=job.key, workers=workers, spare=0 if known or not workers else job.max_workers - workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimusPolicy:
-    """Each job gets its base workers; each worker more goes where it shortens the remaining time the most.
+    """Each job gets its base workers; each further worker goes where it shortens the remaining time the most.
 
     The gain of a worker is (T(n) − T(n + 1)) × Q, with T(n) the seconds of a step with n workers and Q the remaining
-    steps. Jobs of which neither is known get their base workers, and spare GPUs in equal parts. Where there are not
-    enough GPUs for all base workers, jobs that need few go first; of equals those that say that they end soon, the
+    steps. Jobs for which neither is known get their base workers, and spare GPUs in equal parts. Where GPUs do not
+    suffice for all base workers, jobs that need few go first; among equals those that report an early end, the
     soonest first, then the older.
     """
 
@@ -77,7 +77,7 @@ class OptimusPolicy:
         return "by GPUs and age"
 
     def decide(self, view: View) -> Decision:
-        """Return shares that sum up to all GPUs at most, the smallest first."""
+        """Return shares that sum to at most all GPUs, the smallest first."""
         workers = hand_out(
             sorted(view.jobs, key=_need),
             view.speed_models,
@@ -98,18 +98,18 @@ def _need(job: Candidate) -> tuple[int, float]:
 
 
 def _gain(speed_model: SpeedModel, workers: int) -> float:
-    """Return the seconds by which a worker more shortens the rest of the job."""
+    """Return the seconds by which one more worker shortens the rest of the job."""
     return (speed_model.step_seconds(workers) - speed_model.step_seconds(workers + 1)) * speed_model.remaining_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoonestPolicy:
-    """Workers go where the logarithm of the speedup is largest by GPU, with more weight for jobs that end soon.
+    """Workers go where the logarithm of the speedup per GPU is largest, with more weight for jobs that end soon.
 
-    A worker more is worth log(T(n) / T(n + 1)) / GPUs × (60 s + rest) ** -½, with T(n) the seconds of a step with n
-    workers, and the rest that of the job with its best number of workers. Before that, all jobs get their base workers;
-    where these do not fit, those come first for which 1 / GPUs × (60 s + rest) ** -½ is largest. A job of which neither
-    is known counts as the others do on average, and gets spare GPUs in equal parts.
+    One more worker is worth log(T(n) / T(n + 1)) / GPUs × (60 s + rest) ** -½, with T(n) the seconds of a step with n
+    workers, and the rest of the job with its best number of workers. Before that, all jobs get their base workers;
+    where these do not fit, jobs with the largest 1 / GPUs × (60 s + rest) ** -½ come first. A job for which neither is
+    known counts as the average of the others, and gets spare GPUs in equal parts.
     """
 
     name: str = "soonest"
@@ -121,7 +121,7 @@ class SoonestPolicy:
         return "by GPUs and by how soon they end"
 
     def decide(self, view: View) -> Decision:
-        """Return shares that sum up to all GPUs at most, in the order in which jobs start."""
+        """Return shares that sum to at most all GPUs, in the order in which jobs start."""
         weights = weights_of(view)
         order = sorted(view.jobs, key=lambda job: (-weights[job.key] / _base_gpus(job), job.submitted_at, job.key))
 
@@ -146,7 +146,7 @@ def _log_gain(speed_model: SpeedModel, workers: int) -> float:
 
 
 def weights_of(view: View) -> Mapping[str, float]:
-    """Return by job how much it counts: (60 s + rest) ** -½, with the rest at its best number of workers."""
+    """Return the weight of each job: (60 s + rest) ** -½, with the rest at its best number of workers."""
     speeds = [_best_speed(view, job) for job in view.jobs]
     steps = remaining_steps(view, view.jobs, speeds)
     return {
@@ -156,7 +156,7 @@ def weights_of(view: View) -> Mapping[str, float]:
 
 
 def _best_speed(view: View, job: Candidate) -> float:
-    """Return the steps a second with its best number of workers; 1 where that is not known."""
+    """Return the steps per second with the best number of workers; 1 where unknown."""
     speed_model = view.speed_models.get(job.key)
     if speed_model is None:
         return 1.0

@@ -1,4 +1,4 @@
-"""What is remembered between two plans: the policy's memory, and how many GPUs each queue or namespace held lately."""
+"""State kept between plans: the policy's memory, and the recent use of GPUs by queues and namespaces."""
 
 from __future__ import annotations
 
@@ -22,56 +22,56 @@ logger = logging.getLogger(__name__)
 
 
 MOST_CHARACTERS: Final = 128 * 1024
-"""Of the text. All annotations of an object together have at most 256 KiB."""
+"""Maximum length of the text. All annotations of an object together have at most 256 KiB."""
 _MOST_BYTES: Final = 32 * 1024 * 1024
-"""Of the JSON: a text that becomes longer when it is read is not of this Espalier."""
+"""Maximum size of the JSON: a text that expands to more was not written by this program."""
 SHARES_KEPT: Final = 200
-"""How many shares the text of `to_json` names, the largest: it is kept in an annotation."""
+"""Number of shares in the text of `to_json`, the largest ones, as the text is kept in an annotation."""
 _LEAST: Final = 1e-3
-"""Who used less, and holds nothing, is forgotten."""
+"""Recent GPUs below which a share that holds nothing is dropped."""
 _DIGITS: Final = 2
-"""Decimals of a GPU by which shares are distinguished: of those that are nearly equal the older job goes first."""
+"""Decimals of GPUs by which shares are distinguished: where they are nearly equal, the older job goes first."""
 
 
 class _KeptGpus(BaseModel):
     policy: str
-    """With its settings."""
+    """The policy with its settings."""
     memory: dict[str, Any] = Field(default_factory=dict)
 
 
 class PolicyMemory:
-    """The memory of one policy over its decisions."""
+    """The memory of one policy across decisions."""
 
     def __init__(self, policy: str, kept: str | None = None) -> None:
-        """Continue from what `to_text` returned of `policy` (name and settings); begin with nothing if that is not so.
+        """Resume from the output of `to_text` for `policy` (name and settings), or start empty if `kept` is not one.
 
-        What is of jobs that are gone, the policy itself drops with its next decision.
+        The policy itself drops data of ended jobs with its next decision.
         """
         self._policy = policy
         self._complaint = ""
         self.memory: Mapping[str, Any] = {}
         self.is_resumed = False
-        """Nobody has decided by it yet: it may be of another version of the policy."""
+        """The memory was resumed and has not been used yet: it may be from another version of the policy."""
         found = remembered(policy, kept) if kept else {}
         if found is not None:
             self.memory, self.is_resumed = found, bool(found)
         else:
-            logger.warning("policy %s starts with an empty memory: what was stored is not its memory", policy)
+            logger.warning("policy %s starts with an empty memory: the stored text is not its memory", policy)
 
     def keep(self, memory: Mapping[str, Any]) -> None:
-        """Keep what a decision asked to keep."""
+        """Keep the memory of a decision."""
         self.memory, self.is_resumed = memory, False
 
     def to_text(self) -> str:
-        """Return the text for `PolicyMemory` after a restart; "" where it cannot be kept, with a warning, once."""
+        """Return the text for `PolicyMemory` after a restart; "" where it cannot be kept, with one warning."""
         try:
             plain = json.dumps({"policy": self._policy, "memory": self.memory}, separators=(",", ":"))
         except (TypeError, ValueError) as error:
-            return self._complain(f"what it remembers is not plain JSON ({error}): it is lost when the scheduler ends")
+            return self._complain(f"its memory is not plain JSON ({error}): it is lost when the scheduler ends")
         text = base64.b64encode(zlib.compress(plain.encode())).decode()
         if len(text) > MOST_CHARACTERS:
             most = f"at most {MOST_CHARACTERS} are kept: it is lost when the scheduler ends"
-            return self._complain(f"what it remembers has {len(text)} characters, and {most}")
+            return self._complain(f"its memory has {len(text)} characters, and {most}")
         self._complaint = ""
         return text
 
@@ -83,7 +83,7 @@ class PolicyMemory:
 
 
 def remembered(policy: str, kept: str) -> Mapping[str, Any] | None:
-    """Return what `PolicyMemory.to_text` has written of `policy`; None where it is another's, or damaged."""
+    """Return the memory in a text of `PolicyMemory.to_text`; None where it belongs to another policy or is damaged."""
     found = _read(kept)
     return found.memory if found is not None and found.policy == policy else None
 
@@ -107,21 +107,21 @@ class _KeptUse:
 _KEPT: Final = TypeAdapter(_KeptUse)
 
 _Ranked = tuple[JobFacts, tuple[float, int], JobFacts]
-"""Facts of a job that waits, its recent use and age, and the facts with these."""
+"""(Facts of a waiting job, (recent use, age), facts with these)."""
 
 
 class RecentUse:
-    """What each queue has used, or each namespace where its jobs name no queue that there is."""
+    """Recent use by each queue, or by each namespace for jobs without an existing queue."""
 
     def __init__(self, half_life_seconds: float, kept: str | None = None) -> None:
-        """Continue from what `to_json` returned; begin with nothing if it cannot be read. 0 seconds: count nothing."""
+        """Resume from the output of `to_json`, or start empty if it cannot be read. 0 seconds: count nothing."""
         self._half_life = half_life_seconds
         self._gpus: dict[str, float] = {}
         self._held: Counter[str] | None = None
-        """By share: what it holds since `_at`; None: what it will be seen to hold."""
+        """GPUs held by each share since `_at`; None: taken from the next snapshot."""
         self._at: float | None = None
         self._known: dict[str, _Ranked] = {}
-        """By waiting job: what was made of its facts last."""
+        """Last result for each waiting job."""
         if kept is not None:
             try:
                 read = _KEPT.validate_json(kept)
@@ -131,7 +131,7 @@ class RecentUse:
             self._gpus = {name: gpus for name, gpus in read.gpus.items() if math.isfinite(gpus) and gpus >= 0.0}
 
     def seen(self, snapshot: Snapshot) -> Snapshot:
-        """Count up to the time of `snapshot`, and return it with what its waiting jobs are ranked by."""
+        """Count up to the time of `snapshot`, and return it with the recent use and age of its waiting jobs."""
         queues = {queue.name: queue for queue in snapshot.queues}
         held = Counter[str]()
         for job in snapshot.jobs:
@@ -145,7 +145,7 @@ class RecentUse:
         return replace(snapshot, jobs=jobs)
 
     def to_json(self, now: float | None = None) -> str:
-        """Return what was counted up to `now`, or the last snapshot, for `RecentUse` after a restart."""
+        """Return the use counted up to `now`, or to the last snapshot, for `RecentUse` after a restart."""
         if now is not None and self._held is not None:
             self._count(now, self._held)
         largest = sorted(self._gpus.items(), key=lambda entry: (-entry[1], entry[0]))[:SHARES_KEPT]
@@ -178,5 +178,5 @@ class RecentUse:
 
 
 def _share_of(job: JobFacts, queues: Mapping[str, QueueLimits]) -> str:
-    """Return whose use a job counts for. No name of a queue or of a namespace contains a space."""
+    """Return the queue or namespace to which a job's use counts. Names of neither contain a space."""
     return f"queue {job.terms.queue}" if job.terms.queue in queues else f"namespace {job.namespace}"

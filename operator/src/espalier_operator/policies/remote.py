@@ -1,10 +1,10 @@
-"""Asks a policy that another process or thread evaluates, before a plan is made: with a view as JSON, and a deadline.
+"""Query, before a plan, of a policy that another process or thread evaluates: a view as JSON, and a deadline.
 
-The question holds what a policy may know of jobs, nodes and speeds on a cluster, as tables instead of objects. It
-leaves out speeds by type of GPU: whoever is asked leaves types to the planner.
+The question has a policy's facts about jobs, nodes and speeds on a cluster, as tables instead of objects. It leaves out
+speeds by type of GPU: such policies leave types to the planner.
 
-A plan is never made from a view that is older than the answer: the loop looks at the world again after it. Whatever
-goes wrong is put into words, and `fair` decides.
+A plan is never made from a view older than the answer: the loop observes the cluster again after it. On any failure
+the reason is recorded, and `fair` decides.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from espalier_operator.policies.view import Candidate, ExpectedGrowth, SpeedMode
 
 QUESTION_VERSION: Final = 2
 MOST_TOLD: Final = 64
-"""Speeds are sent for at most this many workers of a job; with more it is expected to be as fast as with these."""
+"""Maximum number of workers of a job in a speed table; with more, it is expected to be as fast as with these."""
 Ask = Callable[[View], Awaitable[PolicyAnswer]]
-"""Raises `AwayError` and `PolicyFileError`."""
+"""Asks a policy; raises `AwayError` and `PolicyFileError`."""
 
 
 class QuestionError(ValueError):
-    """A question cannot be read; the message names the field and what is wrong with it."""
+    """A question cannot be read; the message names the field and its fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedTable:
-    """What is expected of the speed of a job (`policies.view.SpeedModel`), as a table."""
+    """Expected speed of a job (`policies.view.SpeedModel`) as a table."""
 
     remaining_steps: float
     tried_workers: int
     seconds: tuple[float, ...]
-    """Of a step with 1, 2, ... workers."""
+    """Seconds of a step with 1, 2, ... workers."""
     goodputs: tuple[float, ...]
-    """With 1, 2, ... workers on as few nodes as possible; the same for more nodes."""
+    """Goodputs with 1, 2, ... workers on as few nodes as possible; also used for more nodes."""
 
     def step_seconds(self, workers: int) -> float:
         """Return the seconds of one optimizer step with `workers` workers."""
         return self.seconds[_place(workers, self.seconds)]
 
     def goodput(self, nodes: int, workers: int) -> float:
-        """Return its progress per second with these workers."""
+        """Return the progress per second with these workers."""
         return self.goodputs[_place(workers, self.goodputs)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked of a policy; the fields are those of `View`."""
+    """A question to a policy, with fields of `View`."""
 
     now: float
     gpus: int
@@ -72,7 +72,7 @@ class Question:
 
     @property
     def view(self) -> View:
-        """What the policy sees."""
+        """The view of the policy."""
         return View(
             now=self.now,
             gpus=self.gpus,
@@ -86,19 +86,19 @@ class Question:
         )
 
     def to_json(self) -> bytes:
-        """Return what `question_of` reads."""
+        """Return the JSON that `question_of` reads."""
         body = _QUESTION.dump_python(self, mode="json")
         return json.dumps({"version": QUESTION_VERSION, **body}, separators=(",", ":")).encode()
 
 
 def question_of(body: bytes) -> Question:
-    """Read what `Question.to_json` wrote. Raises `QuestionError`."""
+    """Parse the output of `Question.to_json`. Raises `QuestionError`."""
     try:
         raw = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise QuestionError(f"is not complete JSON: {error}") from error
     if not isinstance(raw, dict) or raw.pop("version", None) != QUESTION_VERSION:
-        raise QuestionError(f"version: is to be {QUESTION_VERSION}; operator and policy server differ in version")
+        raise QuestionError(f"version: must be {QUESTION_VERSION}; operator and policy server differ in version")
     try:
         return _QUESTION.validate_python(raw)
     except ValidationError as error:
@@ -106,7 +106,7 @@ def question_of(body: bytes) -> Question:
 
 
 def asked(view: View) -> Question:
-    """Return the question who should have what, by a view on a cluster."""
+    """Return the question for a view of a cluster."""
     largest = max(view.nodes.values(), default=1)
     keys = {job.key for job in view.jobs}
     return Question(
@@ -146,39 +146,39 @@ _QUESTION: TypeAdapter[Question] = TypeAdapter(Question)
 
 
 class QuestionOutcome(StrEnum):
-    """What became of a question."""
+    """The outcome of a question."""
 
     ANSWERED = "answered"
     LATE = "late"
     AWAY = "away"
     REFUSED = "refused"
-    """The file cannot be used, or cannot serve this cluster."""
+    """The file cannot be used or cannot serve this cluster."""
     FAILED = "failed"
-    """By an error that nobody expected."""
+    """An unexpected error occurred."""
 
 
 class AwayError(Exception):
-    """Nobody answers; the message says why."""
+    """The policy server does not answer; the message has the cause."""
 
 
 class PolicyObserver(Protocol):
-    """Receives what became of questions, for metrics."""
+    """Receives outcomes of questions, for metrics."""
 
     def asked(self, outcome: QuestionOutcome, seconds: float) -> None:
         """Record a question and the wall seconds that the plan waited for it."""
 
 
 class Asking:
-    """Has answers put into what a policy remembers."""
+    """Asks a policy and puts answers into its memory."""
 
     def __init__(self, policy: LearnedPolicy, ask: Ask, observer: PolicyObserver | None = None) -> None:
-        """`ask` is given the time that the policy waits; what it does then is cancelled."""
+        """Take `ask`, which is cancelled after the time that the policy waits."""
         self._policy, self._ask, self._observer = policy, ask, observer
 
     async def memory_for(self, snapshot: Snapshot) -> Mapping[str, Any] | None:
-        """Return what the policy is to remember before it decides about `snapshot`; None: what it does.
+        """Return the policy's new memory for a decision about `snapshot`; None: its memory stays as it is.
 
-        The snapshot holds what it remembers now. Ends within the time that the policy waits.
+        The snapshot has the current memory. Ends within the time that the policy waits.
         """
         view = view_of(snapshot, [job for job in snapshot.jobs if not job.finished], snapshot.taken_at)
         if not self._policy.is_due(view):
@@ -206,9 +206,9 @@ class Asking:
 
 
 def asked_here(policy: Policy, observer: PolicyObserver | None = None) -> tuple[Policy, Asking | None]:
-    """Return a policy whose file is evaluated in a thread of this process, and how it is asked.
+    """Return a policy whose file is evaluated in a thread of this process, with its `Asking`.
 
-    Any other policy is returned as it is.
+    Any other policy is returned unchanged, with None.
     """
     if not isinstance(policy, LearnedPolicy) or (file := policy.evaluates) is None:
         return policy, None

@@ -1,4 +1,4 @@
-"""Policies with settings, as people write them: `las:thresholds=3600/7200,promote=8`."""
+"""Parsing of policies with settings: `las:thresholds=3600/7200,promote=8`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from espalier_operator.policies.learned import LearnedPolicy
 def configured(text: str) -> Policy:
     """Return the policy of `NAME` or `NAME:key=value,...`; several values of one key are separated by `/`.
 
-    Raises `RegistryError` for an unknown name, and `ValueError` for a setting that the policy does not have or take.
+    Raises `RegistryError` for an unknown name, and `ValueError` for an unknown or invalid setting.
     """
     name, _, rest = text.partition(":")
     policy: Policy = made(POLICIES.load(name), rest, text, f"policy {name}")
@@ -23,7 +23,7 @@ def configured(text: str) -> Policy:
 
 
 def configured_here(text: str) -> Policy:
-    """Return the policy of `configured` where no other process can be asked. Raises `ValueError` where one must be."""
+    """Return the policy of `configured` for use without a policy server. Raises `ValueError` for one that needs it."""
     policy = configured(text)
     if isinstance(policy, LearnedPolicy) and policy.evaluates is None:
         raise ValueError(f"{text}: file: is missing; there is no policy server here: write {policy.name}:file=FILE")
@@ -31,9 +31,9 @@ def configured_here(text: str) -> Policy:
 
 
 def made(make: Callable[..., Any], settings: str, text: str, what: str) -> Any:
-    """Return what `make` makes with the settings `key=value,...`.
+    """Return the result of `make` with the settings `key=value,...`.
 
-    `text` is all that was written, `what` names what is made, for errors. Raises `ValueError`, as `configured`.
+    `text` is the whole text and `what` names the result, for errors. Raises `ValueError`, like `configured`.
     """
     known = {key: hint for key, hint in _settings(make).items() if key != "name"}
     given: dict[str, Any] = {}
@@ -54,10 +54,10 @@ def made(make: Callable[..., Any], settings: str, text: str, what: str) -> Any:
 
 
 def takes_seed(text: str, *, typed: bool, continuous: bool) -> bool:
-    """Return whether a policy draws at random, by a seed that `text` leaves open.
+    """Return whether a policy draws at random by a seed that `text` does not set.
 
     `typed`: its views name types of GPU; `continuous`: as in a view. A policy with a `seed` draws, unless its method
-    `draws` says that it does not there. Raises as `configured`.
+    `draws` returns False. Raises like `configured`.
     """
     policy = configured(text)
     if not hasattr(policy, "seed") or "seed=" in text.partition(":")[2]:

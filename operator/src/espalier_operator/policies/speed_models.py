@@ -1,16 +1,15 @@
-"""What policies expect of jobs, from what their trainers measured: how fast they are, and on which type of GPU. Pure.
+"""Speed models of jobs, from the measurements of their trainers, by workers and by type of GPU. Pure.
 
-A job trains for its time budget, however fast it is. What is left of it is therefore the work that it would do in the
-rest of the budget with its base workers alone, in their steps; more workers do that work in less time, or more work in
-the same time. A job whose trainer chooses the batch size (`batch: Goodput`) is as fast as its goodput at the best size,
-by the rule that its trainer follows. The prior, as in Pollux (OSDI 2021, 4.1): what was never measured scales
-perfectly, so a policy tries it and learns. Jobs whose extra workers do not train (no `elasticBatch`) have no speed
-model.
+A job trains for its time budget, whatever its speed. Its remaining work is therefore the work of its base workers alone
+in the rest of the budget, in their steps; more workers do that work in less time, or more work in the same time. A job
+whose trainer chooses the batch size (`batch: Goodput`) is as fast as its goodput at the best size, by the rule of its
+trainer. The prior, as in Pollux (OSDI 2021, 4.1): unmeasured configurations scale perfectly, so a policy tries them and
+learns. Jobs whose extra workers do not train (no `elasticBatch`) have no speed model.
 
-On each type of GPU, what was measured holds. The prior for the rest: jobs and types are independent, log speed(job,
-type) = job + type, the sums of logarithms that come closest to what was measured (a two-way analysis of variance
-without interaction). So a type on which others are twice as fast is expected to be twice as fast for a job too; one of
-which nothing is known is expected to be like the average one.
+On each type of GPU, measurements are used where they exist. The prior for other types: jobs and types are independent,
+log speed(job, type) = job + type, the sums of logarithms that come closest to the measurements (a two-way analysis of
+variance without interaction). So a type on which others are twice as fast is expected to be twice as fast for a job
+too; an unmeasured type is expected to be average.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ from espalier_operator.model.queues import QueueUsage
 from espalier_operator.policies.view import SpeedModel
 
 PRIOR_STEP_SECONDS = 1.0
-"""A step of a job of which nothing was measured, with its base workers. Policies weigh it by the number of steps that
-fit into the budget, so it cancels out."""
+"""Seconds of a step of an unmeasured job with its base workers. Policies multiply it by the number of steps that fit
+into the budget, so it cancels out."""
 _SWEEPS: Final = 50
-"""Of the fit; each brings rows and columns closer to what was measured."""
+"""Iterations of the fit; each brings rows and columns closer to the measurements."""
 _RIDGE: Final = 1e-3
-"""Weight of an average type compared with what was measured, so that types without a common job have one scale."""
+"""Weight of an average type relative to a measurement, so that types without a common job have one scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSpeedModel:
-    """A job's speed by the throughput model that fits its measurements (`policies.view.SpeedModel`)."""
+    """A job's speed by the throughput model fitted to its measurements (`policies.view.SpeedModel`)."""
 
     job: JobFacts
     gpus_per_node: int
-    """Of the largest node: workers are assumed to share nodes as far as possible."""
+    """GPUs of the largest node: workers are assumed to share nodes as far as possible."""
     now: float = 0.0
-    """The budget of a job that trains is used up to then."""
+    """Time up to which a training job has used its budget."""
 
     @property
     def remaining_steps(self) -> float:
@@ -54,7 +53,7 @@ class MeasuredSpeedModel:
 
     @property
     def tried_workers(self) -> int:
-        """The most workers with which it was measured; its base workers at least."""
+        """The largest measured number of workers, at least its base workers."""
         return max(self.job.terms.min_replicas, *(point.workers for point in self.job.speeds), 1)
 
     def step_seconds(self, workers: int) -> float:
@@ -72,7 +71,7 @@ class MeasuredSpeedModel:
         if limits is not None and noise is not None:
             found = best(model, noise, limits, nodes, workers)
             size = found.batches * limits.batch_size / max(1, workers)
-            # Seconds of a step, over the author's steps whose progress is made in it.
+            # Seconds of a step, divided by the author's steps with the same progress.
             return self._corrected(model, nodes, workers, size, found.passes) / gain(
                 noise, limits.batch_size, found.batches
             )
@@ -82,9 +81,7 @@ class MeasuredSpeedModel:
         return self._corrected(model, nodes, workers, self._examples() / max(1, workers))
 
     def goodput(self, nodes: int, workers: int) -> float:
-        """Return the steps of the base workers whose work is done in a second, with the best batch size where the job
-        lets its trainer choose it.
-        """
+        """Return the work per second, in steps of the base workers; at the best batch size if trainers choose it."""
         return 1 / max(LEAST_SECONDS, self.seconds(nodes, workers))
 
     @property
@@ -97,10 +94,9 @@ class MeasuredSpeedModel:
         return None if scale is None else GradientNoise(squared_norm=1.0, variance=scale, samples=1)
 
     def _corrected(self, model: Throughput, nodes: int, workers: int, batch_size: float, passes: int = 1) -> float:
-        """Return the model's seconds, times what it is off where it was measured with the most similar workers, and
-        of these the most similar batch.
+        """Return the model's seconds, times its error at the measurement with the most similar workers, then batch.
 
-        So what was measured holds, also where the model cannot follow: workers that share cores compute more slowly.
+        So measurements hold where the model does not fit: workers that share cores, for example, compute more slowly.
         """
 
         def distance(point: StepTime) -> tuple[float, int, float]:
@@ -120,10 +116,9 @@ class MeasuredSpeedModel:
 
 
 def speed_models_of(snapshot: Snapshot, jobs: Iterable[JobFacts], now: float) -> dict[str, SpeedModel]:
-    """Return the speed models of those jobs that more workers make faster, by key. Models are fitted when they are
-    asked.
+    """Return the speed models of jobs whose extra workers train, by key.
 
-    They are asked for by few policies, and kept (`fitted`) for as long as measurements stay the same.
+    Models are fitted on use, by few policies, and cached (`fitted`) while measurements stay the same.
     """
     elastic = [job for job in jobs if job.terms.trains_together]
     largest = max((node.allocatable for node in snapshot.nodes), default=1) if elastic else 1
@@ -131,12 +126,12 @@ def speed_models_of(snapshot: Snapshot, jobs: Iterable[JobFacts], now: float) ->
 
 
 def speed_model_of(job: JobFacts, gpus_per_node: int, now: float = 0.0) -> MeasuredSpeedModel:
-    """Return the speed model at `now` of one job, whose workers train together, with `gpus_per_node` GPUs on a node."""
+    """Return the speed model at `now` of one job whose workers train together, with `gpus_per_node` GPUs per node."""
     return MeasuredSpeedModel(job=_on_its_type(job), gpus_per_node=gpus_per_node, now=now)
 
 
 def _on_its_type(job: JobFacts) -> JobFacts:
-    """Return the job with what was measured on the type of GPU that it has; else on that which it had last."""
+    """Return the job with the measurements on its type of GPU, else on the type of the last measurement."""
     if len({point.gpu_type for point in job.speeds}) < 2:
         return job
     own = on_type(job.speeds, job.gpu_type or "")
@@ -144,17 +139,17 @@ def _on_its_type(job: JobFacts) -> JobFacts:
 
 
 class MeasuredSpeeds:
-    """`policies.view.Speeds` of the jobs of a snapshot. Nothing is computed before it is asked for."""
+    """`policies.view.TypeSpeeds` of the jobs of a snapshot, computed on demand."""
 
     def __init__(self, snapshot: Snapshot, jobs: Sequence[JobFacts], gpu_types: Sequence[str]) -> None:
-        """Take the jobs that may be asked for, and the types of GPU."""
+        """Take the jobs that may be queried, and the types of GPU."""
         self._jobs, self._types = {job.key: job for job in jobs}, gpu_types
         self._nodes = snapshot.nodes
         self._ledger = QueueUsage(snapshot.queues, ())
         self._admitted: dict[tuple[str, Constraints], bool] = {}
 
     def steps_per_second(self, job: str, gpu_type: str, beside: str | None = None) -> float:
-        """Return its steps a second with its base workers; 0 on types that it may not use, and with another job."""
+        """Return the steps per second with base workers; 0 on types that it may not use, and beside another job."""
         facts = self._jobs[job]
         if beside is not None or not self._may_run(facts, gpu_type):
             return 0.0
@@ -162,7 +157,7 @@ class MeasuredSpeeds:
         return known or math.exp(self._effects[0].get(job, 0.0) + self._effects[1].get(gpu_type, 0.0))
 
     def _may_run(self, job: JobFacts, gpu_type: str) -> bool:
-        """Return whether its template, the nodes and its queue would let the job run on a type, were all GPUs free."""
+        """Return whether its template, the nodes and its queue allow the job to run on a type if all GPUs were free."""
         terms = job.terms
         if terms.gpu_type not in (None, gpu_type) or not self._ledger.allows(job.claim, gpu_type, borrowing=True):
             return False
@@ -174,13 +169,13 @@ class MeasuredSpeeds:
 
     @cached_property
     def _measured(self) -> Mapping[str, Mapping[str, float]]:
-        """Steps a second by job and type."""
+        """Measured steps per second by job and type."""
         largest = max((node.allocatable for node in self._nodes), default=1)
         return {key: _measured(job, self._types, largest) for key, job in self._jobs.items()}
 
     @cached_property
     def _effects(self) -> tuple[dict[str, float], dict[str, float]]:
-        """The logarithms of jobs and of types."""
+        """Logarithmic effects of jobs and of types."""
         return effects(
             {job: {name: math.log(speed) for name, speed in row.items()} for job, row in self._measured.items() if row}
         )

@@ -11,21 +11,21 @@ from typing import ClassVar, Final
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, View, base_share
 
 _QUEUES: Final = "queues"
-"""The keys of jobs by queue, in order."""
+"""Key of the jobs of each queue, in order."""
 _WAITS: Final = "waits"
-"""Since when a job waits that has run."""
+"""Key of the time since which each job that has run waits."""
 _MARKS: Final = "marks"
-"""The service of a job when it was last promoted."""
+"""Key of the service of each job at its last promotion."""
 _ENDED: Final = "ended"
-"""GPU-seconds that ended jobs took, rising."""
+"""Key of the GPU-seconds of ended jobs, rising."""
 _COUNTED: Final = "counted"
-"""The keys of those of them that the view still knows."""
+"""Key of the ended jobs that the view still has."""
 _MOST_SAMPLES: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LasPolicy:
-    """Jobs that have been served little go first: short ones end soon, and nobody must say which are short.
+    """Jobs with little attained service go first: short jobs end soon, without being known as short.
 
     A job starts in the first queue and moves to the next each time its service, in GPU-seconds, reaches one of the
     thresholds. Within a queue the order is that of arrival in it (2D-LAS of the paper). It preempts: a job of a later
@@ -35,9 +35,9 @@ class LasPolicy:
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
 
     thresholds: tuple[float, ...] = (3250.0, 7200.0, 18000.0)
-    """GPU-seconds, rising; the default is that of the released simulator."""
+    """Thresholds in GPU-seconds, rising; the default is that of the released simulator."""
     promote: float = 0.0
-    """A job that waits for this many times as long as it has run returns to the first queue as a new job (PROMOTEKNOB
+    """A job that has waited this many times as long as it has run returns to the first queue as a new job (PROMOTEKNOB
     of the paper); 0: never."""
     lend: bool = True
     """Spare GPUs are lent, in equal parts. The paper's jobs have a fixed size."""
@@ -46,9 +46,9 @@ class LasPolicy:
     def __post_init__(self) -> None:
         rising = all(low < high for low, high in zip((0.0, *self.thresholds), self.thresholds, strict=False))
         if not (self.thresholds and rising):
-            raise ValueError(f"thresholds: {self.thresholds} are to be GPU-seconds above 0, rising")
+            raise ValueError(f"thresholds: {self.thresholds} are invalid; must be GPU-seconds above 0, rising")
         if not self.promote >= 0:
-            raise ValueError(f"promote: {self.promote:g} is not 0 or more")
+            raise ValueError(f"promote: {self.promote:g} is invalid; must be at least 0")
 
     @property
     def queue_order(self) -> str:
@@ -94,31 +94,31 @@ class LasPolicy:
 
 
 def tiresias() -> LasPolicy:
-    """Return the settings with which Pollux was compared (Qiao et al., OSDI 2021): two queues, jobs of fixed size."""
+    """Return the policy that Pollux was compared with (Qiao et al., OSDI 2021): two queues, jobs of fixed size."""
     return LasPolicy(thresholds=(3600.0 * 16,), lend=False, name="tiresias")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GittinsPolicy:
-    """The job goes first that is the likeliest to end soon, by the service that jobs before it took in all.
+    """The job that is the likeliest to end soon, by the total service of ended jobs, goes first.
 
-    The service of a job counts in whole quanta, so that two jobs do not take turns at every moment. Of equals, and
-    while no job has ended or all have taken less, those go first that have been served the least, then the oldest.
+    The service of a job counts in whole quanta, so that two jobs do not take turns at every moment. Among equals, and
+    while no job has ended or all have taken less, jobs with the least service go first, then the oldest.
 
-    The index of a job that says what part of its work it has done is 1 / its rest: it needs no samples of others.
+    The index of a job that reports the part of its work done is 1 / its rest: it needs no samples of others.
     """
 
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
 
     quantum: float = 14400.0
-    """GPU-seconds."""
+    """Quantum of service, in GPU-seconds."""
     lend: bool = True
     """Spare GPUs are lent, in equal parts. The paper's jobs have a fixed size."""
     name: str = "gittins"
 
     def __post_init__(self) -> None:
         if not self.quantum > 0:
-            raise ValueError(f"quantum: {self.quantum:g} is to be above 0")
+            raise ValueError(f"quantum: {self.quantum:g} is invalid; must be above 0")
 
     @property
     def queue_order(self) -> str:
@@ -138,7 +138,7 @@ class GittinsPolicy:
         for job in view.jobs:
             attained = job.service // self.quantum * self.quantum
             if job.rest is not None:
-                index = 1 / max(1.0, job.rest)  # its end is sure, so the supremum is there
+                index = 1 / max(1.0, job.rest)  # its end is certain, so the supremum is there
             else:
                 if attained not in indices:
                     indices[attained] = gittins_index(known, attained)
@@ -158,7 +158,7 @@ class GittinsPolicy:
 def gittins_index(rising: Sequence[float], attained: float) -> float:
     """Return G(a) = sup over Δ of P(S − a ≤ Δ | S > a) / E[min(S − a, Δ) | S > a], for `attained` a, in 1/GPU-seconds.
 
-    S has the empirical distribution of the samples, which rise. 0 where none is larger than a.
+    S has the empirical distribution of the samples, which are rising. 0 where none is larger than a.
     """
     rest = [sample - attained for sample in rising[bisect_right(rising, attained) :]]
     sums = accumulate(rest)

@@ -65,7 +65,7 @@ def test_what_has_a_default_may_be_none() -> None:
         (["--trainer-user=0"], "'0' is no user; give a number above 0, or nothing"),
         (["--trainer-user=root"], "'root' is no user"),
         (["--policy=theirs"], "unknown scheduling policy 'theirs'"),
-        (["--policy=las:thresholds=2/1"], "thresholds: (2.0, 1.0) are to be GPU-seconds above 0, rising"),
+        (["--policy=las:thresholds=2/1"], "thresholds: (2.0, 1.0) are invalid; must be GPU-seconds above 0, rising"),
         (["--policy=fifo:promote=8"], "promote: unknown setting of policy fifo; it takes"),
         (["--http=8080"], "'8080' is not an address; write HOST:PORT"),
         (["--http=host:99999"], "is not an address"),

@@ -622,7 +622,7 @@ def test_leader_without_a_token_goes_by_its_files(place, lead, tmp_path) -> None
     until(lambda: '"type":"TrainerStarted"' in leader.log, "training")
     write_document(tmp_path / "allocation.json", document(here.job, 2, 1, stop=Reason.SUSPENDED))
     assert leader.end() == 143, leader.log
-    assert "the API server cannot be asked" in leader.log
+    assert "the API server cannot be used" in leader.log
     assert '"reason":"Suspended"' in leader.log
     assert "Traceback" not in leader.log
     assert here.report() is None

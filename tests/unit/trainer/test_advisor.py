@@ -130,7 +130,7 @@ def test_dripped_answer_is_bounded_by_the_same_deadline():
 def test_nobody_listening_is_reported_at_once():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(AdvisorError, match="cannot be asked \\(ConnectError") as error:
+    with pytest.raises(AdvisorError, match="cannot be reached \\(ConnectError") as error:
         HTTPAdvisor(f"http://127.0.0.1:{port}").advise(_request(), 5)
     assert error.value.reason is Reason.AGENT_UNAVAILABLE
 

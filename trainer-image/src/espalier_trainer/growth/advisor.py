@@ -1,6 +1,6 @@
-"""Asking how to grow: the agent over HTTP, and what happens when it is unavailable.
+"""Requests for advice on growth: the agent over HTTP, and the fallback when it is unavailable.
 
-Nothing here stops training. An advisor answers, or raises `AdvisorError` with one of two reasons; `WithFallback`
+Errors here never stop training. An advisor answers, or raises `AdvisorError` with one of three reasons; `WithFallback`
 turns such an error into the fallback's decision.
 """
 
@@ -39,13 +39,13 @@ logger = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 1 << 20
 OUTCOME_WALL_SECONDS = 1.0
-"""How long the end of a job waits for its outcome to be taken in."""
+"""Seconds that the end of a job waits for the agent to accept its outcome."""
 _POLL_WALL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class AdvisorDecision:
-    """One answer, whoever gave it."""
+    """One decision, by the agent or the fallback."""
 
     id: str
     action: Action
@@ -53,13 +53,13 @@ class AdvisorDecision:
     policy: str
     probabilities: dict[str, float] = field(default_factory=dict)
     problem: tuple[Reason, str] | None = None
-    """Why the fallback decided."""
+    """Reason why the fallback decided; None for the agent's decision."""
     gains: dict[str, ExpectedGain] = field(default_factory=dict)
-    """What each growth is expected to gain, by the action's text, where the policy tells it."""
+    """Expected gain of each growth, by the action's text; empty where the policy does not state gains."""
 
 
 class AdvisorError(Exception):
-    """No usable advice: `AgentUnavailable` (late, away, an HTTP error, garbage) or `IllegalAdvice`."""
+    """No usable advice: `AgentUnavailable` (late, away, HTTP error, garbage), `IllegalAdvice` or `ActionsUnknown`."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -67,38 +67,38 @@ class AdvisorError(Exception):
 
 
 class Advisor(Protocol):
-    """Who is asked how to grow. By default nobody there wants to know of outcomes."""
+    """Source of advice on growth. By default, outcomes are ignored."""
 
     def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
         """Return a decision on one of `request.actions()` within `wall_seconds`; raises `AdvisorError`."""
 
     def report_outcome(self, outcome: OutcomeReport) -> None:
-        """Tell how the job ended. Best effort: never raises, never takes long."""
+        """Report how the job ended. Best effort: never raises, never takes long."""
         return
 
 
 Cancelled = Callable[[], bool]
-"""Tells that training is to end: waiting stops."""
+"""Function that returns whether training must end, which ends waiting."""
 
 
 @dataclass
 class HTTPAdvisor:
     """The agent at `url`: `POST /v1/advice`, `POST /v1/outcomes`.
 
-    Each request runs in a separate thread, so that the whole of it (name resolution, connecting, a server that drips
-    its answer) is bounded by one deadline; a thread that outlives its deadline is left to end by itself.
+    Each request runs in a separate thread, so that one deadline bounds all of it (name resolution, connecting, a server
+    that drips its answer); a thread that outlives its deadline is abandoned.
     """
 
     url: str
     cancelled: Cancelled = lambda: False
     token_file: Path | None = None
-    """Proves the job in its requests. Read for each of them: it is replaced before it expires."""
+    """File with the token that authenticates the job. Read for each request: it is replaced before it expires."""
     _client: httpx.Client = field(init=False)
     _problem: str = ""
-    """The last one with the token."""
+    """Last problem with the token."""
 
     def __post_init__(self) -> None:
-        # Made once: making the TLS context takes some 30 ms. Agents are near: a proxy of the environment is not used.
+        # Made once: a TLS context takes some 30 ms. Agents are near, so the environment's proxy is not used.
         self._client = httpx.Client(base_url=self.url.rstrip("/"), trust_env=False, timeout=None)
 
     def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
@@ -127,11 +127,11 @@ class HTTPAdvisor:
         )
 
     def forecast(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
-        """Ask what growing would gain; nothing is decided by it. Raises `AdvisorError`."""
+        """Ask for the expected gain of growing, without a decision. Raises `AdvisorError`."""
         return self.advise(request.model_copy(update={"forecast": True}), wall_seconds)
 
     def report_outcome(self, outcome: OutcomeReport) -> None:
-        """Tell the agent; what goes wrong is logged."""
+        """Report the outcome to the agent; log errors."""
         try:
             body = outcome.model_dump_json(by_alias=True)
             self._post("/v1/outcomes", body, OUTCOME_WALL_SECONDS)
@@ -143,13 +143,13 @@ class HTTPAdvisor:
         self._client.close()
 
     def _proof(self) -> dict[str, str]:
-        """Return the header that proves the job; none where there is no usable token."""
+        """Return the header that authenticates the job; empty where there is no usable token."""
         if self.token_file is None:
             return {}
         try:
             token = read_bounded(self.token_file, MAX_TOKEN).decode("ascii").strip()
         except (OSError, ValueError) as error:  # the latter: too large, or no ASCII
-            problem = f"{self.token_file}: cannot be read ({error}); the agent is asked without proof"
+            problem = f"{self.token_file}: cannot be read ({error}); the agent is asked without authentication"
             if problem != self._problem:
                 logger.warning("%s", problem)
             self._problem = problem
@@ -202,7 +202,7 @@ class HTTPAdvisor:
             return self._late(wall_seconds)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, RuntimeError) as error:
             # RuntimeError: the client was closed meanwhile.
-            return self._away(f"cannot be asked ({type(error).__name__}: {error})")
+            return self._away(f"cannot be reached ({type(error).__name__}: {error})")
 
     def _late(self, wall_seconds: float) -> AdvisorError:
         return self._away(f"did not answer within {wall_seconds:.3g} s")
@@ -218,9 +218,9 @@ class HTTPAdvisor:
 
 
 def _knows_none(response: AdviceResponse, allowed: tuple[Action, ...]) -> bool:
-    """Return whether a policy has no output for any growth that is allowed: it gives each a probability of exactly 0.
+    """Return whether a policy has no output for any allowed growth: it gives each a probability of exactly 0.
 
-    Its advice to do nothing then says nothing about them.
+    Its advice to do nothing then means nothing for them.
     """
     given = {entry.action: entry.probability for entry in response.probabilities}
     growing = [action for action in allowed if action.grows]
@@ -244,23 +244,23 @@ class FallbackPolicy:
 
     kind: Fallback
     seed: int = 0
-    """Of random choices."""
+    """Seed of random choices."""
 
     def choose(self, request: AdviceRequest) -> Action:
         """Return one of `request.actions()`.
 
-        `None`: nothing. `Random`: all allowed actions alike, `Nothing` among them; the same for the same seed and
-        consultation.
+        `None` chooses `Nothing`. `Random` chooses among all allowed actions, `Nothing` included, with equal
+        probability; the choice is the same for the same seed and consultation.
         """
         if self.kind is Fallback.RANDOM:
-            # A separate generator, so that training's random numbers stay the same.
+            # A separate generator, so that training draws the same random numbers.
             return random.Random(f"{self.seed}/{request.job}/{request.progress.adaptations}").choice(request.actions())
         return heuristic(request) if self.kind is Fallback.HEURISTIC else Action.nothing()
 
 
 @dataclass(frozen=True, slots=True)
 class WithFallback:
-    """Asks `advisor`; when it has no usable advice the fallback decides, and the decision says why."""
+    """Asks `advisor`; without usable advice, the fallback decides, and the decision gives the reason."""
 
     advisor: Advisor
     fallback: FallbackPolicy
@@ -279,7 +279,7 @@ class WithFallback:
             )
 
     def report_outcome(self, outcome: OutcomeReport) -> None:
-        """Pass it on."""
+        """Pass the outcome on to the advisor."""
         self.advisor.report_outcome(outcome)
 
 
@@ -293,14 +293,14 @@ class Scripted:
     outcomes: list[OutcomeReport] = field(default_factory=list)
 
     def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
-        """Return the action that comes next by the request's count of consultations."""
+        """Return the next action, by the request's number of consultations."""
         index = request.progress.adaptations
         action = self.actions[index] if index < len(self.actions) else Action.nothing()
         self.asked.append(request)
         return AdvisorDecision(f"{self.name}-{index}", action, AdaptationSource.AGENT, self.name)
 
     def report_outcome(self, outcome: OutcomeReport) -> None:
-        """Keep it."""
+        """Store the outcome."""
         self.outcomes.append(outcome)
 
 
@@ -311,19 +311,19 @@ BACKOFF_SHARE: Final = 0.01
 class AdvisorBackoff:
     """Back-off after an agent time-out, in used seconds of the budget.
 
-    After 1 % of the budget, then twice as long each time in a row: seven times in a budget at most.
+    The first lasts 1 % of the budget, each next one in a row twice as long: seven in a budget at most.
     """
 
     times: int = 0
-    """How often in a row there was no answer."""
+    """Number of consecutive requests without an answer."""
     until: float = 0.0
 
     def holds(self, used_seconds: float) -> bool:
-        """Return whether it is too early to ask."""
+        """Return whether it is too early for a request."""
         return used_seconds < self.until
 
     def record(self, answered: bool, used_seconds: float, budget_seconds: float) -> None:
-        """Record a question, whether or not it was answered."""
+        """Record a request, and whether it was answered."""
         self.times = 0 if answered else self.times + 1
         if not answered:
             self.until = used_seconds + BACKOFF_SHARE * budget_seconds * 2 ** (self.times - 1)

@@ -1,6 +1,6 @@
 """One consultation: steps 3 to 5 of the paper's Algorithm 1, and the record of its result.
 
-The cost of a step depends on at how many places of an example the layers of a model are applied (`places`).
+The cost of a step depends on the number of places of an example at which the model's layers are applied (`places`).
 """
 
 from __future__ import annotations
@@ -40,43 +40,43 @@ class Consultation:
     """The result of a consultation."""
 
     network: Network
-    """The grown network, or the one that was given."""
+    """The grown network, or the unchanged one."""
     adaptation: Adaptation
     restart_schedule: bool
     problem: tuple[Reason, str] | None
     inexact: bool = False
-    """Whether the network has grown, and its outputs have changed."""
+    """Whether growth has changed the network's outputs."""
     restarted_at: float | None = None
-    """Used seconds of the budget at which the schedule began again; None: now."""
+    """Used seconds of the budget at which the schedule restarted; None for now."""
 
     @property
     def answered(self) -> bool:
-        """Whether somebody decided: the agent, or a fallback that advises growth in its place."""
+        """Whether a decision was made: by the agent, or by a fallback that advises growth in its place."""
         away = self.problem is not None and self.problem[0] is Reason.AGENT_UNAVAILABLE
         return not away or self.adaptation.result is not AdaptationResult.DECLINED
 
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """An answer to a question that is not carried out yet."""
+    """Advice that is not carried out yet."""
 
     decision: AdvisorDecision
     allowed: tuple[Action, ...]
-    """What might have been advised."""
+    """Actions that the advisor could choose from."""
     used_seconds: float
-    """Budget time of the question."""
+    """Used budget at the time of the request."""
     allocation: Allocation
     seconds: float
-    """Wall time until the answer."""
+    """Wall seconds until the answer."""
 
     def choosing(self, action: Action) -> Advised:
-        """Return it with another action, which came better of a trial than the advised one."""
+        """Return the advice with another action, which a trial found better than the advised one."""
         return replace(self, decision=replace(self.decision, action=action))
 
     def record(
         self, result: AdaptationResult, before: Network, after: Network, progress: RunProgress, message: str = ""
     ) -> Adaptation:
-        """Return the record of its result."""
+        """Return the record of the advice with its result."""
         decision, score = self.decision, score_in(progress.metrics, "validation")
         return Adaptation(
             decision_id=decision.id,
@@ -112,19 +112,19 @@ class Adapter:
     scheduler: Scheduler
     example_input: ExampleInput
     batch_size: Callable[[], int]
-    """Returns the number of examples in a step: a loop of a user's own decides on it, or goodput, and it may change."""
+    """Returns the number of examples in a step, which may change: by goodput, or in a user's own loop."""
     restart_only: bool = False
-    """A control for studies: if the advice is to grow, only the learning-rate schedule restarts."""
+    """Control for studies: advice to grow only restarts the learning-rate schedule."""
     clock: Callable[[], float] = time.monotonic
     seed: int = 0
-    """The seed of random choices in growth."""
+    """Seed of random choices in growth."""
     loss: Callable[[nn.Module], float | None] = lambda _module: None
-    """Returns the loss of a module on one batch, always the same; None where it is not known."""
+    """Returns the loss of a module on a fixed batch; None where it is unknown."""
 
     def question(self, network: Network, progress: RunProgress, allocation: Allocation) -> AdviceRequest:
-        """Return the question how to grow."""
+        """Return the request for advice on growth."""
         if network.architecture is None:
-            raise ValueError("a network without a description cannot be asked about")
+            raise ValueError("a network without a description cannot be advised on")
         spec = self.job.spec.adaptation
         return AdviceRequest(
             job=self.job.key,
@@ -144,11 +144,11 @@ class Adapter:
         )
 
     def ask(self, network: Network, progress: RunProgress, allocation: Allocation) -> Advised:
-        """Ask how to grow."""
+        """Request advice on growth."""
         spec = self.job.spec.adaptation
         began, used = self.clock(), self.scheduler.used_seconds()
         request = self.question(network, progress, allocation)
-        # Waiting for the agent is paid from the budget, so it is never waited longer than there is budget.
+        # Waiting for the agent costs budget, so the wait is limited to the remaining budget.
         patience = max(
             MIN_CONSULTATION_WALL_SECONDS, min(spec.decision_timeout_seconds, self.scheduler.wall_time_left())
         )
@@ -161,7 +161,7 @@ class Adapter:
     def carried_out(
         self, asked: Advised, network: Network, progress: RunProgress, arms: Sequence[Arm] = ()
     ) -> Consultation:
-        """Grow as was advised, in mode Auto; `arms` is what was tried before. Errors here never stop training."""
+        """Grow as advised, in mode Auto; `arms` are the arms of an earlier trial. Errors here never stop training."""
         spec, decision, began = self.job.spec.adaptation, asked.decision, self.clock()
         grown, result, message = self._carry_out(decision, network)
         jumps = result is AdaptationResult.GROWN and not exact(decision.action, spec.insertion)
@@ -179,7 +179,7 @@ class Adapter:
         return Consultation(grown, adaptation, restart, decision.problem, inexact=jumps)
 
     def declined(self, asked: Advised, network: Network, progress: RunProgress, arms: Sequence[Arm]) -> Consultation:
-        """Leave the network as it is, since what was tried is no better."""
+        """Leave the network unchanged, since no arm of the trial is better."""
         adaptation = asked.record(AdaptationResult.DECLINED, network, network, progress).model_copy(
             update={"reason": Reason.TRIAL_NOT_BETTER, "arms": tuple(arms), "message": compared(arms)}
         )
@@ -195,9 +195,9 @@ class Adapter:
         arms: Sequence[Arm],
         parameters: int,
     ) -> Consultation:
-        """Continue with a copy that has grown by `action` and trained on, and was the best of those tried.
+        """Continue with a copy that has grown by `action` and trained on, the best arm of the trial.
 
-        `parameters` is the number of those of `before`, whose module may have grown in place.
+        `parameters` is the number of parameters of `before`, whose module may have grown in place.
         """
         adaptation = asked.choosing(action).record(AdaptationResult.GROWN, before, after, progress, compared(arms))
         adaptation = adaptation.model_copy(update={"arms": tuple(arms), "parameters_before": parameters})
@@ -205,11 +205,11 @@ class Adapter:
         return Consultation(after, adaptation, restart, asked.decision.problem, restarted_at=asked.used_seconds)
 
     def growth_seed(self, network: Network) -> int:
-        """Return the seed of the next growth: another one for each, the same for whoever does it again."""
+        """Return the seed of the next growth: different for each growth, equal if the same growth is repeated."""
         return (self.seed << 16) + len(network.history)
 
     def restarts(self, result: AdaptationResult) -> bool:
-        """Return whether the learning rate's schedule restarts after this result."""
+        """Return whether the schedule of the learning rate restarts after this result."""
         return result is AdaptationResult.GROWN and self.job.spec.training.schedule.restart_on_growth
 
     def _carry_out(self, decision: AdvisorDecision, network: Network) -> tuple[Network, AdaptationResult, str]:
@@ -217,11 +217,11 @@ class Adapter:
         if not decision.action.grows:
             return network, AdaptationResult.DECLINED, problem
         if self.restart_only:
-            return network, AdaptationResult.DRY_RUN, "control: only the learning-rate schedule begins again"
+            return network, AdaptationResult.DRY_RUN, "control: only the learning-rate schedule restarts"
         if self.job.spec.adaptation.mode is AdaptationMode.DRY_RUN:
             return network, AdaptationResult.DRY_RUN, problem
         if self.scheduler.time_left() <= 0:
-            return network, AdaptationResult.FAILED, "the time budget was used up while advice was waited for"
+            return network, AdaptationResult.FAILED, "the time budget ran out while waiting for advice"
         try:
             seed = self.growth_seed(network)
             insertion = self.job.spec.adaptation.insertion
@@ -238,12 +238,12 @@ def compared(arms: Sequence[Arm]) -> str:
 
 
 def exact(action: Action, insertion: Insertion) -> bool:
-    """Return whether a growth keeps the outputs of the model in eval mode."""
+    """Return whether a growth keeps the model's outputs in eval mode."""
     return action.kind != ADD_BLOCK.name or insertion is not Insertion.SCALED
 
 
 def _finite(loss: float | None) -> float | None:
-    """Return a loss as a report can have it."""
+    """Return a loss that a report can hold: None if it is not finite."""
     return loss if loss is not None and math.isfinite(loss) else None
 
 
@@ -254,7 +254,7 @@ def _width(network: Network, action: Action, result: AdaptationResult) -> int | 
 
 
 def undone(adaptation: Adaptation, network: Network, message: str) -> Adaptation:
-    """Return the record of an adaptation that had to be reverted."""
+    """Return the record of an adaptation that was reverted."""
     return adaptation.model_copy(
         update={
             "result": AdaptationResult.FAILED,
@@ -269,10 +269,10 @@ def undone(adaptation: Adaptation, network: Network, message: str) -> Adaptation
 def allowed_actions(
     spec: AdaptationSpec, architecture: Architecture, started_with: int, waiting: Set[Action] = frozenset()
 ) -> tuple[Action, ...] | None:
-    """Return what may be advised; None: whatever the architecture offers, as for a job that deepens without bound.
+    """Return the actions that may be advised; None for all that the architecture offers, without a bound.
 
-    `started_with` is the number of parameters of the starting model; `waiting` are growths that have to wait until an
-    earlier one is over. `Nothing` is always allowed and not listed.
+    `started_with` is the number of parameters of the starting model; `waiting` are growths that have to wait for an
+    earlier one. `Nothing` is always allowed and not listed.
     """
     bound = spec.max_parameters
     if bound is None:
@@ -288,7 +288,7 @@ _CHANNELS = ("out_channels", "out_features", "num_features", "num_channels")
 
 
 def places(model: nn.Module, example_input: ExampleInput) -> dict[str, int]:
-    """Return for each operation with weights how many places of an example it is applied at; see `step_seconds`.
+    """Return, for each operation with weights, the number of places of an example it is applied at; see `step_seconds`.
 
     Raises `GrowthError` where the model cannot be run on the example.
     """
@@ -296,7 +296,7 @@ def places(model: nn.Module, example_input: ExampleInput) -> dict[str, int]:
 
 
 def known_places(model: nn.Module, example_input: ExampleInput) -> dict[str, int]:
-    """Return the same, and nothing where the model cannot be run: then a growth's cost is not known."""
+    """Return `places`, or {} where the model cannot be run: then the cost of a growth is unknown."""
     try:
         return places(model, example_input)
     except GrowthError:
@@ -304,7 +304,7 @@ def known_places(model: nn.Module, example_input: ExampleInput) -> dict[str, int
 
 
 def places_of(graph: Graph) -> dict[str, int]:
-    """Return the places of a traced model's operations with weights."""
+    """Return the places of the operations with weights of a traced model."""
     found = {}
     for name, read in graph.operations.items():
         if read.parameters:

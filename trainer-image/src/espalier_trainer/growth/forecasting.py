@@ -1,7 +1,7 @@
-"""Forecasts of growth from the agent, and the outcome of a job to it.
+"""Forecasts of growth by the agent, and reports of a job's outcome to it.
 
-It is asked what growing would gain while the job trains: by it a scheduler chooses whom to lend GPUs. It is told how
-the job ended, and what was tried in it.
+While the job trains, the agent forecasts the gain of growing, by which a scheduler decides on lending GPUs. At the end
+it receives the job's outcome and the results of its trials.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ logger = logging.getLogger(__name__)
 
 
 SHARE: Final = 0.02
-"""The agent is asked again after this share of the budget, and not within `LEAST_SECONDS`."""
+"""Share of the budget between two requests, which are at least `LEAST_SECONDS` apart."""
 LEAST_SECONDS: Final = 5.0
 _PATIENCE_SECONDS: Final = 10.0
-"""Wall time for an answer. Nobody waits for it."""
+"""Wall seconds for an answer, for which training does not wait."""
 NOTHING: Final = GrowthForecast(gain=0.0, low=0.0, high=0.0, seconds=0.0)
 
 Forecaster = Callable[[AdviceRequest, float], AdvisorDecision]
-"""Returns what the agent would advise, within this number of seconds; raises `AdvisorError`."""
+"""Function that returns the agent's advice within this number of seconds; raises `AdvisorError`."""
 
 
 class Forecasting:
-    """Asks between epochs, in a thread. Not thread-safe: the training loop's own."""
+    """Requests forecasts between epochs, in a thread. Used by the training loop only; not thread-safe."""
 
     def __init__(self, forecaster: Forecaster | None, scheduler: Scheduler, trials: Trials) -> None:
-        """`trials` take time for which extra workers are needed, too. Without a `forecaster` nothing is known but
-        whether the job may grow.
+        """`trials` take time for which extra workers are needed, too. Without a `forecaster`, only whether the job may
+        grow is known.
         """
         self._forecaster, self._scheduler = forecaster, scheduler
         self._share = SHARES.get(trials, 0.0)
@@ -54,9 +54,9 @@ class Forecasting:
         self._newest: GrowthForecast | None = None
 
     def look(self, request: Callable[[], AdviceRequest] | None) -> GrowthForecast | None:
-        """Return the newest forecast at the beginning of an epoch, and ask again if it is time.
+        """Return the newest forecast at the beginning of an epoch, and request another if it is due.
 
-        `request` makes the question; None: the job may not grow any more, or not now.
+        `request` returns the request; it is None if the job may not grow any more, or not now.
         """
         used = self._scheduler.used_seconds()
         if self._epoch_began is not None:
@@ -67,7 +67,7 @@ class Forecasting:
             if self._answers:
                 self._newest = self._forecast(self._answers.pop())
         if request is None:
-            self._newest, self._due = None, 0.0  # once it may grow again, the answer may be another one
+            self._newest, self._due = None, 0.0  # once it may grow again, the answer may differ
             return NOTHING
         if self._forecaster is not None and self._thread is None and used >= self._due:
             self._due = used + max(LEAST_SECONDS, SHARE * self._scheduler.time_budget())
@@ -82,10 +82,10 @@ class Forecasting:
         try:
             self._answers.append(forecaster(question, _PATIENCE_SECONDS))
         except AdvisorError as error:
-            logger.debug("what growing would gain is not known: %s", error)
+            logger.debug("the gain of growing is unknown: %s", error)
 
     def _forecast(self, decision: AdvisorDecision) -> GrowthForecast | None:
-        """Return what was answered; None where the policy does not tell what its advice gains."""
+        """Return the forecast in an answer; None where the policy does not state the gain of its advice."""
         if not decision.action.grows:
             return GrowthForecast(gain=0.0, low=0.0, high=0.0, seconds=self._seconds())
         gain = decision.gains.get(str(decision.action))
@@ -94,7 +94,7 @@ class Forecasting:
         try:
             return GrowthForecast(gain=gain.mean, low=gain.low, high=gain.high, seconds=self._seconds())
         except ValidationError as error:
-            logger.warning("the agent expects a gain that cannot be: %s", error)
+            logger.warning("the agent's expected gain is invalid: %s", error)
             return None
 
     def _seconds(self) -> float:
@@ -104,9 +104,9 @@ class Forecasting:
 def report_outcome(
     job: AdaptiveTrainingJob, advisor: Advisor | None, progress: RunProgress, final: Score, quality: float
 ) -> None:
-    """Report to the advisor how the job ended, if decisions of the advisor were carried out; best effort.
+    """Report to the advisor how the job ended, if its decisions were carried out; best effort.
 
-    `quality` is that of `final`.
+    `quality` is the quality of the score `final`.
     """
     carried_out = [
         adaptation

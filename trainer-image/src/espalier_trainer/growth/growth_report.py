@@ -38,26 +38,26 @@ class Spot:
     kind: str
     """Operator of the repeated layer, class of the block, or `channels`."""
     layer: str
-    """The layer after whose output the new ones stand; for a group, the first that makes its channels."""
+    """Layer after whose output the new ones are inserted; for a group, the first that makes its channels."""
     depth: int
-    """Layers with weights that one growth adds."""
+    """Number of layers with weights that one growth adds."""
     parameters: int
-    """Trainable scalars that one growth adds; of a group, doubled."""
+    """Number of trainable scalars that one growth adds; for a group, that doubling it adds."""
     step_seconds: float | None
-    """By which forward and backward pass of the example get slower; None where that was not measured."""
+    """Additional seconds of a forward and backward pass on the example; None where not measured."""
     insertions: tuple[str, ...]
     exact: tuple[str, ...]
-    """Those insertions that keep the outputs in eval and in train mode."""
+    """Insertions that keep the outputs in eval and in train mode."""
     width: int | None = None
-    """Channels of a group."""
+    """Number of channels of a group."""
     multiple_of: int | None = None
     layers: tuple[str, ...] = ()
-    """Layers that carry a group's channels."""
+    """Layers that carry the channels of a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What is known of a model's growth."""
+    """Growth points, groups and refusals of a model."""
 
     depth: int
     parameters: int
@@ -65,11 +65,11 @@ class Survey:
     points: tuple[Spot, ...]
     groups: tuple[Spot, ...]
     refused: tuple[tuple[str, Refusal], ...]
-    """With the operation that is refused."""
+    """Refusals, each with the name of the refused operation."""
 
 
 def survey(model: nn.Module, example_input: ExampleInput, *, pairs: int = 5, wide: bool = True) -> Survey:
-    """Return where `model` can grow; the model is not changed.
+    """Return the survey of `model`; the model is not changed.
 
     Step times are medians over pairs of steps of the model and of the grown model, one after the other; with `pairs` 0
     none are measured. Raises `GrowthError` where the model cannot be run on the example.
@@ -94,7 +94,7 @@ _Found = tuple[list[Spot], list[tuple[str, Refusal]]]
 
 
 def _points(model: nn.Module, example_input: ExampleInput, clock: _Clock) -> _Found:
-    """Return where a layer can be added, and where not."""
+    """Return the places where a layer can be added, and the refusals of others."""
     places = insertion_points(model, example_input)
     spots = []
     for place in places.found:
@@ -117,7 +117,7 @@ def _points(model: nn.Module, example_input: ExampleInput, clock: _Clock) -> _Fo
 
 
 def _blocks(model: nn.Module, example_input: ExampleInput, architecture: Architecture, clock: _Clock) -> _Found:
-    """Return where a block can be added, exactly or not, and where not exactly."""
+    """Return the places where a block can be added, exactly or not, and the refusals of exact ones."""
     graph = trace(model, example_input)
     exact = tried_places(model, graph, example_input)
     scaled = tried_places(model, graph, example_input, whole=True)
@@ -145,7 +145,7 @@ def _blocks(model: nn.Module, example_input: ExampleInput, architecture: Archite
 
 
 def _groups(model: nn.Module, example_input: ExampleInput, architecture: Architecture, clock: _Clock) -> _Found:
-    """Return the groups of channels, and the layers whose channels are in none."""
+    """Return the groups of channels, and the refusals of layers whose channels are in none."""
     spots = [
         Spot(
             operation=WIDEN.name,
@@ -226,9 +226,9 @@ def _seconds(model: nn.Module, example_input: ExampleInput) -> float:
 
 
 def example_of(model: nn.Module) -> ExampleInput:
-    """Return the example input that a model carries; raises `GrowthError` where it carries none.
+    """Return the example input that a model carries; raise `GrowthError` where it carries none.
 
-    Its attribute `example_input`, or Lightning's `example_input_array`, or Hugging Face's `dummy_inputs`.
+    It is the attribute `example_input`, Lightning's `example_input_array`, or Hugging Face's `dummy_inputs`.
     """
     for name in ("example_input", "example_input_array", "dummy_inputs"):
         found = getattr(model, name, None)

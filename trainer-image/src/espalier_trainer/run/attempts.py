@@ -1,4 +1,4 @@
-"""Attempts at faster steps: the outcome of one, as an adaptation; which a run has made, and their cost. Pure."""
+"""Attempts at faster steps: their outcome as an adaptation, the attempts made in a run, and their cost. Pure."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ NOT_OURS: Final = (
     "adaptation.optimise: the script computes its steps, so they are not rewritten; use the ready trainer, or set it "
     "to Off"
 )
-"""Why a loop of the user's has no optimiser."""
+"""Reason why a user's loop has no optimiser."""
 _OTHER_MODEL: Final = (AdaptationResult.GROWN, AdaptationResult.SHRUNK)
-"""After these, the model is another one, whose graph was not searched yet."""
+"""Results after which the model is another one, whose graph has not been searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class AttemptOutcome:
     error: float | None = None
 
     def record(self, network: Network, allocation: Allocation, used_seconds: float, spent: float) -> Adaptation:
-        """Return the adaptation of an attempt on `network` that took `spent` seconds."""
+        """Return the adaptation that records an attempt on `network` that took `spent` seconds."""
         before, after = (None, None) if self.pairs is None else self.pairs.seconds
         return Adaptation(
             decision_id=f"measurement-{uuid.uuid4().hex}",
@@ -67,7 +67,7 @@ class AttemptOutcome:
 
 
 def gained(pairs: Comparison) -> str:
-    """Describe a comparison."""
+    """Describe the gain of a comparison."""
     low, high = pairs.quartiles
     return f"gain {pairs.gain - 1:+.1%}, quartiles {low - 1:+.1%} and {high - 1:+.1%}"
 
@@ -75,23 +75,23 @@ def gained(pairs: Comparison) -> str:
 def too_little(pairs: Comparison, least_gain: float, step: float, time_left: float, spent: float) -> str:
     """Return why another computation is not worth the change; '' if it is.
 
-    A gain of `least_gain` is wanted at least, by three of four pairs one at all, and in the `time_left` steps of
-    `step` seconds must save more than the `spent` seconds.
+    Required are a gain of `least_gain`, and any gain in three of four pairs; and in the `time_left` steps of `step`
+    seconds it must save more than the `spent` seconds.
     """
     if not pairs.faster(least_gain):
-        return f"{gained(pairs)}; wanted are {least_gain:.1%}, and more than 0 in three of four pairs"
+        return f"{gained(pairs)}; required are {least_gain:.1%}, and more than 0 in three of four pairs"
     before, after = pairs.seconds
     saved = (before - after) / max(before, step) * time_left
     return "" if saved > spent else f"{gained(pairs)}; saves {saved:.2g} s until the end, and cost {spent:.2g} s"
 
 
 def cost_of(adaptations: Sequence[Adaptation]) -> float:
-    """Return the seconds that all attempts so far have taken."""
+    """Return the total seconds of all attempts so far."""
     return sum(one.seconds for one in adaptations if one.source is AdaptationSource.MEASUREMENT)
 
 
 def is_tried(kind: str, adaptations: Sequence[Adaptation]) -> bool:
-    """Return whether there was an attempt of this kind: channels-last once a run, rewrites once for each model."""
+    """Return whether an attempt of this kind was made: channels-last once a run, rewrites once for each model."""
     for one in reversed(adaptations):
         if kind == REWRITE and one.result in _OTHER_MODEL:
             return False
@@ -101,12 +101,12 @@ def is_tried(kind: str, adaptations: Sequence[Adaptation]) -> bool:
 
 
 def refusal(training: TrainingSpec) -> str:
-    """Return why steps of a job cannot be rewritten, and the remedy; '' if they can."""
+    """Return why the steps of a job cannot be rewritten, and the remedy; '' if they can."""
     fields = {
         "syncBatchNorm": training.sync_batch_norm,
         "gradientCheckpointing": training.gradient_checkpointing,
-        # Most rules change what autocast rounds, and the check in double precision runs without it: a convolution with
-        # its shortcut, rounded as 1 + weight, loses small weights.
+        # Most rules change values that autocast rounds, and the check in double precision runs without it: a
+        # convolution with its shortcut, rounded as 1 + weight, loses small weights.
         "precision BFloat16": training.precision is Precision.BFLOAT16,
     }
     found = next((name for name, value in fields.items() if value), None)

@@ -1,4 +1,4 @@
-"""The batch size of a run: that of the job's author (`Fixed`), or the one of best goodput (`Goodput`). Pure.
+"""The batch size of a run: set by the job's author (`Fixed`), or chosen for the best goodput (`Goodput`). Pure.
 
 `batch: Goodput` follows Pollux (OSDI 2021): at the ends of epochs, and when the workers or the model have changed, the
 leader takes the multiple of the author's batch size with the largest goodput (`espalier_core.estimates.goodput`), by
@@ -27,11 +27,11 @@ from espalier_trainer.run.meter import WorkerPlacement
 GROWTH: Final = 2
 """Limit of a batch, and of a worker's part of it in a pass, as a multiple of the largest measured one."""
 GAIN: Final = 1.05
-"""Another batch size must promise this many times the goodput, or the size would change with each measurement."""
+"""Minimum ratio of goodputs for a change of size, without which the size would change with each measurement."""
 LEAST_STEPS: Final = 16
-"""A configuration counts as measured after this many of its steps."""
+"""Number of steps after which a configuration counts as measured."""
 LEAST_SAMPLES: Final = 10
-"""Estimates of the noise before it decides."""
+"""Minimum number of estimates of the noise for a decision by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +39,32 @@ class Resized:
     """A change of the batch size."""
 
     before: int
-    """Examples in a step of all workers together."""
+    """Number of examples in a step of all workers together."""
     after: int
     passes: int
     expected: float | None
-    """Goodput at the new size relative to the old one, as it is expected; None: the memory was too small."""
+    """Expected goodput at the new size relative to the old one; None if the memory was too small."""
     untested: bool = False
-    """Whether no worker has computed this many examples at once."""
+    """Whether no worker has computed this many examples at once yet."""
 
 
 class Batching(Protocol):
-    """Decides on the portion of the epoch that each step takes. By default, nothing but the author decides."""
+    """Strategy for each step's portion of the epoch. By default, only the author decides."""
 
     @property
     def batch_size(self) -> int | None:
-        """Examples in a step of all workers together; None: that of the job."""
+        """Number of examples in a step of all workers together; None for the job's."""
         return None
 
     def portion(self, world: int, cursor: int, batches: int) -> Portion:
-        """Return what the step at batch `cursor` of an epoch of `batches` batches takes."""
+        """Return the portion of the step at batch `cursor` of an epoch of `batches` batches."""
 
     def choose(
         self, measure: Callable[[], Measurements], place: WorkerPlacement, parameters: int, *, epoch_begins: bool
     ) -> Resized | None:
-        """Decide on the size of the next steps of a model of `parameters` parameters; None: it stays.
+        """Choose the size of the next steps of a model of `parameters` parameters; return None to keep it.
 
-        `measure` returns what is known of the run.
+        `measure` returns the measurements of the run so far.
         """
         return None
 
@@ -73,27 +73,27 @@ class Batching(Protocol):
         return False
 
     def out_of_memory(self, world: int) -> Resized | None:
-        """Return a smaller size after a worker was out of memory; None: the size is not to blame."""
+        """Return a smaller size after a worker was out of memory; None if the size is not to blame."""
         return None
 
     def measurable(self, portion: Portion) -> Portion:
-        """Return how a worker that is alone takes a step in which the noise of gradients is measured."""
+        """Return the portion that a worker without others takes in a step that measures the gradient noise."""
         return portion
 
     def worth(self, portion: Portion) -> float:
-        """Return how many steps a step counts for where the durations of steps are compared."""
+        """Return the number of steps that a step counts for in comparisons of durations."""
         return 1.0
 
     def schedule_due(self, batches: int) -> bool:
-        """Return whether the schedule of the learning rate counts the epoch of `batches` batches that has ended."""
+        """Return whether the learning rate's schedule counts the epoch of `batches` batches that has ended."""
         return True
 
     def state(self) -> BatchState | None:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return None
 
     def load(self, state: BatchState | None) -> None:
-        """Continue from what a checkpoint has kept."""
+        """Continue from the state of a checkpoint."""
         return
 
 
@@ -103,10 +103,10 @@ class FixedBatching(Batching):
 
     policy: ElasticBatch = ElasticBatch.KEEP_GLOBAL
     passes: int = 1
-    """Parts in which each worker computes its share."""
+    """Number of passes over which each worker splits its share."""
 
     def portion(self, world: int, cursor: int, batches: int) -> Portion:
-        """Return a batch, or one for each worker."""
+        """Return one batch, or one for each worker."""
         portion = fixed_portion(self.policy, world, cursor, batches)
         return portion if self.passes == 1 else replace(portion, passes=self.passes)
 
@@ -119,19 +119,19 @@ class GoodputBatching(Batching):
         self._limits, self._adaptive, self._accumulates = limits, adaptive, accumulates
         self._state = BatchState()
         self._before = 1
-        """The size before the last change."""
+        """Size before the last change."""
         self._untested = False
         """Whether no step of this size has shown yet that it fits into memory."""
         self._place: WorkerPlacement | None = None
 
     @property
     def batch_size(self) -> int:
-        """Examples in a step of all workers together."""
+        """Number of examples in a step of all workers together."""
         return self._state.batches * self._limits.batch_size
 
     @property
     def limits(self) -> BatchLimits:
-        """The author's limits, and that of the memory as far as it is known."""
+        """The author's limits, with the memory's limit as far as it is known."""
         limits, found = self._limits, self._state.pass_limit
         known = [size for size in (limits.max_pass_size, found) if size is not None]
         return BatchLimits(
@@ -154,7 +154,7 @@ class GoodputBatching(Batching):
     def choose(
         self, measure: Callable[[], Measurements], place: WorkerPlacement, parameters: int, *, epoch_begins: bool
     ) -> Resized | None:
-        """Take the best size, if the current one was measured, or the workers are others."""
+        """Choose the best size, if the current one was measured or the workers have changed."""
         moved, self._place = self._place not in (None, place), place
         if not (epoch_begins or moved):
             return None
@@ -166,7 +166,7 @@ class GoodputBatching(Batching):
         noise, points = self._state.noise, step_times(measured)
         points = on_type(points, points[-1].gpu_type) if points else points
         if noise is None or not points or measured.speeds[-1].parameters != parameters:
-            return None  # nothing is known yet of a model that has grown
+            return None  # a grown model has no measurements yet
         if not moved and not self._is_measured(measured, place, parameters):
             return None
         model = fitted(points)
@@ -187,7 +187,7 @@ class GoodputBatching(Batching):
         now = choice(model, noise, limits, place.nodes, place.workers, batches)
         found = best(model, noise, limits, place.nodes, place.workers, most)
         if len(points) == 1 and batches > 1:
-            # A model that has grown. One size does not tell what a smaller one would cost, so that has to be tried.
+            # A grown model: one size does not show the cost of a smaller one, so that has to be tried.
             found = choice(model, noise, limits, place.nodes, place.workers, batches // 2)
         elif found.goodput <= GAIN * now.goodput or found.batches == now.batches:
             return None
@@ -197,7 +197,7 @@ class GoodputBatching(Batching):
         return replace(changed, untested=self._untested)
 
     def stepped(self, portion: Portion, world: int) -> bool:
-        """Count its progress, and what fitted into memory."""
+        """Count the step's progress, and the examples that fitted into memory."""
         share = self._limits.share(portion.batches, world)
         fits = max(self._state.fits, -(-share // portion.passes))
         self._keep(fits=fits, progress=self._state.progress + self._gain(portion.batches))
@@ -207,7 +207,7 @@ class GoodputBatching(Batching):
         return proved
 
     def out_of_memory(self, world: int) -> Resized | None:
-        """Compute fewer examples in a pass: as many as have fitted, but no fewer than of the author's batch size.
+        """Compute fewer examples in a pass: as many as have fitted, but no fewer than for the author's batch size.
 
         A size that was never trained with is given up.
         """
@@ -221,15 +221,15 @@ class GoodputBatching(Batching):
         return self._resize(Choice(0.0, before, self._passes(before, world)), None)
 
     def measurable(self, portion: Portion) -> Portion:
-        """Take it in two passes at least, as Pollux does in all steps.
+        """Take the step in two passes at least, as Pollux does in all steps.
 
-        Successive gradients, which tell the noise otherwise, are those of different weights. At a high learning rate
-        this makes the noise seem larger, the rate is raised for it, and so on. The step is no measurement of speed.
+        Successive gradients, which are the other estimate of the noise, belong to different weights. At a high learning
+        rate this makes the noise seem larger, the rate is raised for it, and so on. The step is no measurement of speed.
         """
         return replace(portion, passes=max(2, portion.passes), full=False) if self._accumulates else portion
 
     def worth(self, portion: Portion) -> float:
-        """Return the batches that it takes: sizes change, and a step of more examples is no slower computation."""
+        """Return the step's number of batches: sizes change, and a step of more examples is no slower computation."""
         return float(portion.batches)
 
     def schedule_due(self, batches: int) -> bool:
@@ -239,17 +239,17 @@ class GoodputBatching(Batching):
         return reached
 
     def state(self) -> BatchState:
-        """Return what a checkpoint keeps.
+        """Return the state for a checkpoint.
 
-        Before the first step of a size, the one before it is kept, as a limit: not every lack of memory is an error
-        that is seen here. The process may be killed, or a user's loop ends it.
+        Before the first step of a new size, it holds the size before, as a limit: not every lack of memory raises an
+        error here. The process may be killed, or a user's loop may end it.
         """
         if not self._untested:
             return self._state
         return self._state.model_copy(update={"batches": self._before, "pass_limit": self._state.fits})
 
     def load(self, state: BatchState | None) -> None:
-        """Continue with the same size. A job whose limits have become smaller stays within them."""
+        """Continue with the same size, reduced to the job's limits if they have become smaller."""
         state = state or BatchState()
         self._state = state.model_copy(update={"batches": min(state.batches, self._limits.most)})
         self._before, self._untested, self._place = self._state.batches, False, None
@@ -284,7 +284,7 @@ class GoodputBatching(Batching):
 def batching_of(
     training: TrainingSpec, batch_size: int, optimizer: torch.optim.Optimizer, *, accumulates: bool = True
 ) -> Batching:
-    """Return who decides for a job whose loop has batches of `batch_size` examples."""
+    """Return the strategy for a job whose loop has batches of `batch_size` examples."""
     if training.batch is BatchSizing.FIXED:
         passes = training.accumulation if accumulates else 1
         return FixedBatching(training.elastic_batch or ElasticBatch.KEEP_GLOBAL, passes)

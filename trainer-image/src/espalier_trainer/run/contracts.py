@@ -1,4 +1,4 @@
-"""Connects a trainer process with its scheduler: by files, or by the API server of the cluster that it runs in."""
+"""Connection of a trainer process with its scheduler: by files, or by the API server of its cluster."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Contracts:
-    """Where a trainer reads its allocations, and where it reports."""
+    """Sources of a trainer's allocations, and destination of its reports."""
 
     sources: tuple[AllocationSource, ...]
     reporter: Reporter
     used_seconds: float
-    """What earlier incarnations reported to have used of the budget."""
+    """Seconds of the budget that earlier incarnations reported."""
     superseded: Callable[[], str] = lambda: ""
-    """Returns why this leader must end because a later one has reported; '' as long as none has."""
+    """Returns why this leader must end because a later one has reported; '' while none has."""
 
 
 @contextmanager
 def connected(
     settings: TrainerSettings, job: AdaptiveTrainingJob, heard: Callable[[Allocation], None] = lambda allocation: None
 ) -> Iterator[Contracts]:
-    """Connect to what the settings name: files, or the job's API server, or both.
+    """Connect to files, or the job's API server, or both, as the settings name them.
 
     `heard` is called with each allocation as soon as it arrives, by any thread. Where an API server is named but cannot
-    be asked (a pod without a token), the files are used alone. On leaving, the last report is on its way, or was given
+    be used (a pod without a token), only the files are used. On leaving, the last report is being sent, or was given
     up.
     """
     files = (
@@ -65,7 +65,7 @@ def connected(
     try:
         api = kube.connect()
     except kube.NoAccessError as error:
-        logger.info("the API server cannot be asked (%s), so nothing is reported to it", error)
+        logger.info("the API server cannot be used (%s); nothing is reported to it", error)
         logger.info("allocations come from %s", settings.allocation_file)
         yield Contracts(files, reporter, reported)
         return
@@ -100,7 +100,7 @@ def early_report(
     reason: Reason | None = None,
     message: str = "",
 ) -> Report:
-    """Return the report of a leader of `job` that has no model yet: that it starts, or why it failed."""
+    """Return the report of a leader of `job` without a model: that it starts, or why it failed."""
     return Report(
         job=job,
         incarnation=incarnation,
@@ -120,7 +120,7 @@ def report_early(
     reason: Reason | None = None,
     message: str = "",
 ) -> None:
-    """Send that report, if this process leads, while nothing else is connected; a warning tells where that fails."""
+    """Send an early report if this process leads, while nothing else is connected; log a warning where that fails."""
     if not settings.leads:
         return
     name = settings.incarnation or uuid.uuid4().hex

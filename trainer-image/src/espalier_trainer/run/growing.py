@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 _START_SHARE: Final = 0.1
-"""Share of the budget for which advice waits for extra workers that still start; then those that are there try it, or
-it is carried out untried."""
+"""Share of the budget for which advice waits for starting extra workers; then the present ones try it, or it is carried
+out untried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +37,17 @@ class Study:
     """Options for studies, which no job uses."""
 
     restart_only: bool = False
-    """A control: if the advice is to grow, only the learning rate's schedule restarts."""
+    """Whether advice to grow only restarts the learning rate's schedule, as a control."""
     stop_before_decision: int | None = None
-    """End the run as `Stopped`, with a checkpoint, when the decision with this number (from 0) is due, so that several
-    runs can continue from it, each with another decision."""
+    """Number of the decision (from 0) at which the run ends as `Stopped`, with a checkpoint, so that several runs can
+    continue from it with different decisions."""
 
 
 class Growth:
-    """Grows the network of a run: consults the advisor, tries its answer if the job says so, and carries it out."""
+    """Growth of a run's network: consults the advisor, tries the advice if the job says so, and carries it out."""
 
     def __init__(self, run: Run, identity: CheckpointIdentity) -> None:
-        """Without an advisor, or an example of an input, the network does not grow."""
+        """The network does not grow without an advisor or an example input."""
         loop, cannot_try = run.loop, run.loop.cannot_try
         job, services = run.job, run.services
         self._run, self._adapter = run, _adapter(run, identity)
@@ -60,12 +60,12 @@ class Growth:
         self._trial: GrowthTrial | None = None
         self._forecasting = Forecasting(services.forecaster, services.scheduler, self._trials)
         self._lent: tuple[int, float] | None = None
-        """The allocation whose extra workers are waited for, and since when, in used seconds."""
+        """Generation of the allocation whose extra workers growth waits for, and used seconds when waiting began."""
         self._declined: int | None = None
-        """The allocation for which the agent declined before an extra worker was there to try its best growth."""
+        """Generation of the allocation in which the agent declined before an extra worker could try its best growth."""
 
     def warn(self) -> None:
-        """Warn of what the job asks for and will not get."""
+        """Warn about requests of the job that will not be met."""
         spec, journal = self._run.job.spec.adaptation, self._run.journal
         if spec.trials is not self._trials and spec.mode is not AdaptationMode.OFF:
             message = f"no growth is tried first (adaptation.trials: {spec.trials}): {self._cannot_try}"
@@ -76,7 +76,7 @@ class Growth:
 
     @property
     def is_trying(self) -> bool:
-        """Whether extra workers try a growth."""
+        """Whether extra workers are trying a growth."""
         return self._trial is not None
 
     def abandon(self) -> None:
@@ -99,7 +99,7 @@ class Growth:
             self._run.journal.warn("OutcomeNotReported", f"{score}, so the agent does not learn from this job")
 
     def adapted(self) -> bool:
-        """If a decision is due, ask how to grow; returns whether to train an epoch after that."""
+        """If a decision is due, request advice; return whether to train an epoch after that."""
         run = self._run
         network, progress = run.state.network, run.progress
         if self._trial is not None and self._adapter is not None:
@@ -120,14 +120,14 @@ class Growth:
         run.journal.enter(TrainerPhase.ADAPTING)
         asked = self._asked(self._adapter, network)
         if asked.decision.problem is not None and run.services.stop():
-            return False  # the question was broken off; whoever resumes asks again
+            return False  # the request was cancelled; the resumed run repeats it
         if self._trial_begun(asked):
             run.journal.enter(TrainerPhase.TRAINING)
             return run.scheduler.time_left() > 0
         if self._workers_missing and not asked.decision.action.grows:
-            # A trial may still overrule the advice: it is asked for again once a worker can run one.
+            # A trial may still overrule the advice: the request is repeated once a worker can run one.
             self._declined = run.allocation.generation
-            late = "no extra worker is ready to try a growth; the agent is asked again once one is"
+            late = "no extra worker is ready to try a growth; the request is repeated once one is"
             run.journal.warn("TrialsNotPossible", f"{asked.decision.action} is advised, and {late}")
             run.journal.enter(TrainerPhase.TRAINING)
             return run.scheduler.time_left() > 0
@@ -136,7 +136,7 @@ class Growth:
 
     @property
     def _may_grow(self) -> bool:
-        """Whether the network has places to grow at, and may do so once more."""
+        """Whether the network has places to grow at, and the job allows another growth."""
         run = self._run
         network, most = run.state.network, run.job.spec.adaptation.max_adaptations
         if network.architecture is None or run.progress.consultations >= most:
@@ -145,7 +145,7 @@ class Growth:
         return run.hooks.may_grow and not network.waiting.issuperset(allowed)
 
     def look_ahead(self) -> None:
-        """Let the scheduler know what growing would gain, unless that is being tried."""
+        """Report the expected gain of growing to the scheduler, unless a trial is measuring it."""
         run = self._run
         if self._trial is not None or run.job.spec.max_replicas <= run.scheduler.base_replicas():
             return
@@ -179,9 +179,9 @@ class Growth:
             }
 
     def _waits_to_try(self) -> bool:
-        """Return whether a question waits for extra workers that still start, since they are to try the answer.
+        """Return whether a request waits for starting extra workers, which must try the advice.
 
-        Where the base is to race, it also waits for the first epoch, after which the base's loss is known.
+        Where the base takes part in the race, it also waits for the first epoch, after which the base's loss is known.
         """
         run = self._run
         if self._trials is Trials.OFF or run.team is None:
@@ -198,11 +198,11 @@ class Growth:
 
     @property
     def _workers_missing(self) -> bool:
-        """Whether the job tries growths, and no extra worker is there yet to do so."""
+        """Whether the job tries growths, and no extra worker is ready to do so."""
         return self._trials is not Trials.OFF and self._run.team is not None and not self._run.team.extra_members
 
     def _trial_begun(self, asked: Advised) -> bool:
-        """Let extra workers try what was advised, if the job wants that and they can; returns whether they do."""
+        """Start a trial of the advice on extra workers, if the job wants it and they can; return whether it started."""
         run = self._run
         adapter, team, progress = self._adapter, run.team, run.progress
         if adapter is None or team is None or self._trials is Trials.OFF:
@@ -231,7 +231,7 @@ class Growth:
                 {worker: order.model_dump_json() for worker, order in trial.orders.items()}, run.saver.capture
             )
         except GroupBrokenError:
-            return True  # at the next boundary the members are gathered again, and at the next epoch it asks again
+            return True  # the next boundary gathers the members, the next epoch asks again
         self._trial = trial
         run.journal.trials_started(trial.actions, len(trial.orders), trial.seconds)
         return True
@@ -245,7 +245,7 @@ class Growth:
         return self._run.progress.metrics.get("validation_loss") if self._base_loss is None else self._base_loss()
 
     def _trial_over(self, adapter: Adapter, trial: GrowthTrial) -> bool:
-        """Decide if the trial is over; returns whether to train an epoch after that."""
+        """Decide if the trial is over; return whether to train an epoch after that."""
         run = self._run
         team, network, progress = run.team, run.state.network, run.progress
         parameters = network.parameters
@@ -264,7 +264,7 @@ class Growth:
             team.bring_back()
         if verdict.best is None or (verdict.winner is not None and not took_over):
             run.journal.warn("TrialAbandoned", f"{verdict.why or 'the winner is gone'}; the model stays as it is")
-            if run.allocation.replicas >= trial.replicas:  # whatever ended a worker may end it again
+            if run.allocation.replicas >= trial.replicas:  # the cause of a worker's end may recur
                 self._backoff.record(False, run.scheduler.used_seconds(), run.scheduler.time_budget())
             return True
         if not verdict.grows:
@@ -281,14 +281,14 @@ class Growth:
         return run.scheduler.time_left() > 0
 
     def _takes_over(self, team: Team, winner: str) -> bool:
-        """Continue with the state of the worker that won a trial; returns False if it is gone."""
+        """Continue with the state of the worker that won a trial; return False if it is gone."""
         run = self._run
         progress, measured, before, taken = run.progress, run.meter.measured(), run.state.network, False
 
         def take_over(checkpoint: Checkpoint) -> Network:
             nonlocal taken
             taken = True
-            # The worker knows what the hooks kept as the trial began, not what has come since, nor of the growth.
+            # The worker has the hooks' state from the beginning of the trial, without later changes and the growth.
             return run.saver.take_over(
                 replace(checkpoint, state=checkpoint.state.model_copy(update={"shrinking": kept}))
             )
@@ -300,7 +300,7 @@ class Growth:
         if not taken:
             run.hooks.growth_undone()
             return False
-        # What was reported of the run stays, with where its training stands now.
+        # The reported values of the run stay; the position of its training is the worker's.
         now = run.progress
         now.adaptations, now.consultations, now.metrics = progress.adaptations, progress.consultations, progress.metrics
         now.max_step_gap_seconds = progress.max_step_gap_seconds
@@ -317,7 +317,7 @@ class Growth:
         run.progress.consultations += consultation.answered
         if consultation.network is not network:
             if run.state.in_place:
-                # Where the grown one does not fit the process ends; started again it continues from here, as it was.
+                # Where the grown one does not fit, the process ends; a restart continues from here, without growth.
                 run.saver.save()
             run.hooks.grew(network, lambda: run.saver.capture().state)
             run.use(consultation.network)
@@ -350,5 +350,5 @@ def _adapter(run: Run, identity: CheckpointIdentity) -> Adapter | None:
 
 
 def _base_of(team: Team) -> int:
-    """Return how many workers of a team, its leader included, are no extra ones."""
+    """Return the number of a team's workers, leader included, that are not extra workers."""
     return team.world - len(team.extra_members)

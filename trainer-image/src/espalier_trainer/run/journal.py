@@ -58,7 +58,7 @@ class _ModelFields(TypedDict):
 
 @dataclass
 class RunJournal:
-    """Reports where training stands: `network` and `progress`."""
+    """Reports and events about the state of training: `network` and `progress`."""
 
     job: str
     scheduler: Scheduler
@@ -66,17 +66,17 @@ class RunJournal:
     network: Network
     progress: RunProgress
     incarnation: str = ""
-    """A new value for every process start; made up when empty."""
+    """Name of the process start; generated if empty."""
     attempt: int | None = None
-    """How often the leader was replaced before; None: not known."""
+    """Number of times that the leader was replaced before; None if unknown."""
     phase: TrainerPhase = TrainerPhase.STARTING
     acknowledged: int = 0
     last_checkpoint: datetime | None = None
     ending: Ending | None = None
     cannot_grow: str = ""
-    """Why the model cannot grow; empty if it can, or if nobody asked for it."""
+    """Reason why the model cannot grow; empty if it can, or if growth is not requested."""
     measured: Callable[[], Measurements] = Measurements
-    """Returns what was measured of the run so far."""
+    """Returns the measurements of the run so far."""
 
     def __post_init__(self) -> None:
         self.incarnation = self.incarnation or uuid.uuid4().hex
@@ -91,7 +91,7 @@ class RunJournal:
         self.reporter.publish(self._report, urgent=urgent)
 
     def acknowledge(self, generation: int) -> bool:
-        """Repeat the generation of an allocation that training has taken notice of; return whether it is news."""
+        """Acknowledge an allocation by repeating its generation; return whether it is a new one."""
         if generation == self.acknowledged:
             return False
         self.acknowledged = generation
@@ -104,7 +104,7 @@ class RunJournal:
         self.reporter.record(Warned(**self._stamp(), reason=reason, message=message))
 
     def started(self, resumed: bool, device: str) -> None:
-        """Report that training begins: the time budget runs from here."""
+        """Report that training begins: the time budget runs from now on."""
         self.reporter.record(
             TrainerStarted(
                 **self._stamp(),
@@ -125,7 +125,7 @@ class RunJournal:
                 EpochFinished(
                     **self._stamp(),
                     **self._standing(),
-                    # Reported before the epoch is counted: what a loop does after its batches belongs to it.
+                    # Reported before the epoch is counted: code that a loop runs after its batches belongs to it.
                     epoch=progress.epoch + (progress.cursor > 0),
                     train_loss=train_loss,
                     validation_loss=evaluation.loss,
@@ -152,12 +152,12 @@ class RunJournal:
         )
 
     def trial_started(self, network: Network, seconds: float) -> None:
-        """Report that a smaller model is tried for `seconds` of the budget."""
+        """Report the beginning of a trial of a smaller model, for `seconds` of the budget."""
         self.reporter.record(TrialStarted(**self._stamp(), **self._standing(network), seconds=seconds))
         self.report(urgent=True)
 
     def trials_started(self, actions: Sequence[Action], workers: int, seconds: float) -> None:
-        """Report that `workers` extra workers try `actions`, for `seconds` of wall time each."""
+        """Report the beginning of trials of `actions` on `workers` extra workers, for `seconds` of wall time each."""
         tried = tuple(str(action) for action in actions)
         self.reporter.record(TrialsStarted(**self._stamp(), actions=tried, workers=workers, seconds=seconds))
         self.report(urgent=True)
@@ -169,7 +169,7 @@ class RunJournal:
         self.report(urgent=True)
 
     def batch_changed(self, changed: Resized, workers: int, factor: float, message: str = "") -> None:
-        """Report another batch size, and the factor of the learning rate that goes with it."""
+        """Report another batch size, with its factor of the learning rate."""
         self.progress.metrics |= {BATCH_METRIC: changed.after, RATE_FACTOR_METRIC: factor}
         noise = self.measured().gradient
         self.reporter.record(
@@ -199,7 +199,7 @@ class RunJournal:
         self.report(urgent=True)
 
     def finished(self, ending: Ending, test: Evaluation | None) -> None:
-        """Report how the run ended."""
+        """Report the end of the run."""
         progress = self.progress
         score = None if test is None or not math.isfinite(test.score.value) else test.score
         if test is not None and math.isfinite(test.loss):
@@ -258,17 +258,17 @@ class RunJournal:
 class LossJump:
     """Measures the loss jump after an inexact growth where only training steps compute the loss.
 
-    The losses are those of the steps before and after it: on other examples, with the weights of that moment.
+    The losses are those of the steps before and after it: on different examples, with the weights of each moment.
 
-    A consultation is reported at once, or, where the next step computes the loss after it, with that step. Its
-    adaptation is the last of `adaptations`, those of the run.
+    A consultation is reported at once, or with the next step where that computes the loss after it. Its adaptation is
+    the last of `adaptations`, the run's list.
     """
 
     journal: RunJournal
     _last: float | None = None
-    """The loss of the last step."""
+    """Loss of the last step; None if it was not finite."""
     _before: float | None = None
-    """That of the last step before a growth; None while no loss after one is awaited."""
+    """Loss of the last step before a growth; None while no loss after one is awaited."""
     _unreported: Consultation | None = None
 
     def settled(self, consultation: Consultation, adaptations: list[Adaptation]) -> None:
@@ -280,7 +280,7 @@ class LossJump:
             self.report(adaptations)
 
     def stepped(self, loss: float, adaptations: list[Adaptation]) -> bool:
-        """Take the loss that a step began with; return whether it was the one after a growth."""
+        """Record the loss at the beginning of a step; return whether it was the first after a growth."""
         before, self._before = self._before, None
         self._last = loss if math.isfinite(loss) else None
         jumped = before is not None and bool(adaptations)
@@ -290,7 +290,7 @@ class LossJump:
         return jumped
 
     def report(self, adaptations: list[Adaptation]) -> None:
-        """Report the consultation that has not been reported yet, as it is known now."""
+        """Report the unreported consultation with its present values."""
         unreported, self._unreported = self._unreported, None
         if unreported is not None:
             self.journal.adapted(adaptations[-1], unreported.problem)

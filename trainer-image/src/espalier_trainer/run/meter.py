@@ -20,36 +20,36 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlacement:
-    """Where a step is computed."""
+    """Number of nodes and workers that compute a step."""
 
     nodes: int = 1
     workers: int = 1
 
 
 class RunMeter:
-    """Not thread-safe: the training loop's own."""
+    """Measurements by the training loop. Not thread-safe."""
 
     def __init__(self, network: Network, gpu_type: str = "") -> None:
         self._parameters, self._gpu_type = network.parameters, gpu_type
         self._speeds, self._noise, self._losses = StepSpeeds(gpu_type=gpu_type), Noise(), LossCurve()
         self._sampling, self._successive = NoiseSampling(), Successive()
         self.growth: GrowthForecast | None = None
-        """What the agent expects of growing; set by the run."""
+        """The agent's forecast of growing, set by the run; None if unknown."""
         self._alone_cost = 0.0
-        """Seconds that the first of two successive gradients cost."""
+        """Seconds spent on the first of two successive gradients."""
         self._joint: StepResult | None = None
         self._measured = self._off = False
-        """Whether this step's noise is measured; whether there was no memory for it."""
+        """Whether this step's noise is measured; whether there was too little memory for that."""
 
     def restore(self, measurements: Measurements) -> None:
-        """Continue from what a checkpoint has kept."""
+        """Continue from the measurements of a checkpoint."""
         if not measurements.is_empty:
             self._speeds = StepSpeeds(measurements.speeds, gpu_type=self._gpu_type)
             self._noise = Noise(measurements.gradient)
             self._losses = LossCurve(measurements.losses)
 
     def network_changed(self, network: Network) -> None:
-        """Record that another network is trained: the noise is that of the current one."""
+        """Record a change of the trained network, to which the noise belongs."""
         parameters = network.parameters
         if parameters != self._parameters:
             self._noise = Noise()
@@ -58,18 +58,18 @@ class RunMeter:
         self._successive.forget()
 
     def begin(self, *, may: bool = True) -> bool:
-        """Begin a step; return whether the noise of gradients is measured in it, which it is only if it `may` be."""
+        """Begin a step; return whether its gradient noise is measured, which `may` be forbidden."""
         self._joint = None
         self._measured = may and not self._off and (self._successive.waits or self._sampling.due())
         return self._measured
 
     @property
     def soon(self) -> bool:
-        """Whether the noise of gradients is to be measured in the step after the one that has begun."""
+        """Whether the gradient noise must be measured in the step after the current one."""
         return not self._off and not self._measured and (self._successive.waits or self._sampling.due(after=1))
 
     def look(self, joint: StepResult, network: Network) -> None:
-        """Measure the step that was computed, while its gradients are there."""
+        """Measure the computed step while its gradients exist."""
         self._joint = joint
         if not self._measured:
             return
@@ -85,9 +85,9 @@ class RunMeter:
     def stepped(
         self, place: WorkerPlacement, seconds: float, epoch: int, step: int, loss: float, portion: Portion = ONE
     ) -> None:
-        """Count a step that was taken in `seconds`; `step` is its number, `epoch` that of its epoch.
+        """Count a step that was taken in `seconds`, with number `step` in epoch `epoch`.
 
-        One that is shorter because the epoch ends is no measurement of speed.
+        A step cut short by the end of the epoch does not measure speed.
         """
         self._sampling.stepped(seconds)
         self._losses.add(epoch, step, loss)
@@ -99,7 +99,7 @@ class RunMeter:
         self._speeds.add(key, seconds, joint.sync_seconds)
 
     def measured(self) -> Measurements:
-        """Return what is known now."""
+        """Return the measurements so far."""
         return Measurements(
             speeds=self._speeds.measured(),
             gradient=self._noise.measured(),
@@ -114,7 +114,7 @@ class RunMeter:
             with watch:
                 norms = self._successive.look(network.module, joint.examples, joint.scale)
         except torch.OutOfMemoryError:
-            logger.info("the noise of gradients is not measured any more: there is no memory for it")
+            logger.info("the gradient noise is no longer measured: there is not enough memory for it")
             self._successive.forget()
             self._off = True
             return

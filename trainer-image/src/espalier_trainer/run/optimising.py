@@ -2,9 +2,9 @@
 
 Channels-last is tried once a job, rewrites of the graph once at the start and once after each growth. A layout is
 compared in pairs of steps that train nothing; a rewritten graph, once it is known to be exact, computes every other
-step of the training for a while (`Probation`). Both ways compute the same, so nothing of the training is lost, and what
-is timed are whole steps. What all attempts together may cost is a share of the time left. The records of attempts in
-the run's progress say what was tried and what it has cost, so a run that resumes goes on from there.
+step of the training for a while (`Probation`). Both ways compute the same, so no training is lost, and whole steps are
+timed. All attempts together may cost a share of the time left. The run's progress records attempts and their cost, so a
+resumed run goes on from there.
 """
 
 from __future__ import annotations
@@ -54,26 +54,26 @@ from espalier_trainer.training.network import Network
 
 _EARLY: Final = 5
 _HOPELESS: Final = 0.9
-"""A way whose median gain is below that after `_EARLY` pairs is not tried further."""
+"""Median gain after `_EARLY` pairs below which a way is not tried further."""
 
 
 @dataclass
 class Probation:
-    """Compares the way in which `network` computes its steps with that of `other`."""
+    """Compares two ways to compute the steps of one network: that of `network` and that of `other`."""
 
     network: Network
     other: Network
     """The same network with an execution."""
     found: AttemptOutcome
     spent: float
-    """Seconds that finding it has taken."""
+    """Seconds spent on finding it."""
     _pairs: list[tuple[float, float]] = field(default_factory=list)
     _taken: int = 0
     _first: float = 0.0
 
     @property
     def next(self) -> Network:
-        """What computes the next step. Every other pair begins with the other way."""
+        """Network that computes the next step. Every other pair begins with the other way."""
         pair, second = divmod(self._taken, 2)
         return self.other if bool(second) != bool(pair % 2) else self.network
 
@@ -94,34 +94,34 @@ class Probation:
 
     @property
     def comparison(self) -> Comparison:
-        """The pairs so far."""
+        """Comparison of the pairs so far."""
         return Comparison(tuple(self._pairs))
 
 
 _COMPARING_STEPS: Final = 2 * (PAIRS + WARMUP)
 _MOST_SECONDS: Final = 20.0
-"""Longest attempt: it ends no sooner for GPUs that are taken back, which come with a notice of 30 s by default."""
+"""Maximum seconds of an attempt, even if GPUs are taken back: their notice is 30 s by default."""
 _PLANNED: Final = 0.8
-"""Part of what an attempt may cost after which it is broken off: that shows only between two measurements."""
+"""Share of an attempt's allowed cost after which it is cancelled: it is checked only between two measurements."""
 _ASKING_SECONDS: Final = 0.1
-"""Interval in which an attempt asks if it has to end: other workers wait then."""
+"""Interval in seconds of an attempt's checks whether it has to end: other workers wait then."""
 _KNOWN_STEPS: Final = 5
-"""Steps of a network that are timed before it is known how long they take."""
+"""Number of timed steps of a network after which their duration counts as known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What steps of the job are, for measurements."""
+    """Steps of the job for measurements."""
 
     batch: Callable[[int], tuple[Tensor, Tensor]]
-    """Returns inputs and targets of a step of one of the workers, by their number."""
+    """Function from the number of workers to inputs and targets of one worker's step."""
     method: Method
     refused: str = ""
-    """Why steps of this job cannot be rewritten; '' if they can."""
+    """Reason why steps of this job cannot be rewritten; '' if they can."""
 
 
 class Optimiser:
-    """Carries out `adaptation.optimise` and `training.memoryFormat`. Errors in it never stop training."""
+    """Implementation of `adaptation.optimise` and `training.memoryFormat`. Errors in it never stop training."""
 
     def __init__(
         self,
@@ -134,12 +134,12 @@ class Optimiser:
         self._spec, self._probe, self._scheduler, self._clock = spec, probe, scheduler, clock
         self._lays, self._rewrites = memory_format is MemoryFormat.AUTO, spec.optimise is Optimise.REWRITES
         self._steps: deque[float] = deque(maxlen=64)
-        """Durations of the last steps of the network."""
+        """Seconds of the network's last steps."""
         self._probation: Probation | None = None
         self._unrecorded = 0.0
         """Seconds of attempts that were given up without a record."""
         self._began = self._allowed = self._asked = 0.0
-        """Of the attempt: since when, how long it may take, and when it was last asked whether it has to end."""
+        """Beginning, allowed duration and last check of the current attempt."""
         self._until: Callable[[], bool] = lambda: False
         self._rewriter: Rewriter | None = None
         self._refused = probe.refused if self._rewrites else ""
@@ -151,24 +151,24 @@ class Optimiser:
 
     @property
     def refused(self) -> str:
-        """Why what the job asks for cannot be done; '' if it can."""
+        """Reason why the job's request cannot be met; '' if it can."""
         return self._refused
 
     def computed(self, network: Network) -> Network:
-        """Return what computes the next step of `network`."""
+        """Return the network that computes the next step of `network`."""
         if self._probation is not None and self._probation.network is not network:
             self.changed()  # another worker's state was taken over
         return network if self._probation is None else self._probation.next
 
     def changed(self) -> None:
-        """Forget what was measured, as the network is another one."""
+        """Discard the measurements, as the network has changed."""
         self._steps.clear()
         if self._probation is not None:
             self._unrecorded += self._probation.spent
             self._probation = None
 
     def stepped(self, seconds: float) -> bool:
-        """Record a training step; return whether `decided` is to be called."""
+        """Record a training step; return whether `decided` must be called."""
         if self._probation is None:
             self._steps.append(seconds)
             return False
@@ -189,9 +189,9 @@ class Optimiser:
         return self._change(found, network, allocation, probation.spent)
 
     def reverted(self, network: Network, allocation: Allocation, message: str) -> Change | None:
-        """Let the module compute the steps again, since another way has failed; returns None if it did all the time.
+        """Return to computing steps by the module after another way failed; return None if it was not in use.
 
-        All workers get the state: one whose module computed that step has updated its weights by it.
+        All workers get the state: a worker whose module computed that step has updated its weights.
         """
         probation, self._probation = self._probation, None
         if probation is not None:
@@ -211,17 +211,16 @@ class Optimiser:
         workers: int,
         until: Callable[[], bool],
     ) -> Change | None:
-        """Try what is due; returns the result, None where there is none yet.
+        """Make the attempts that are due; return the result, None where there is none yet.
 
-        `adaptations` are those of the run so far. An attempt is broken off, without a record, once `until` returns
-        True.
+        `adaptations` are those of the run so far. An attempt is cancelled, without a record, once `until` returns True.
         """
         due = self._due(network, adaptations)
         if not due or len(self._steps) < _KNOWN_STEPS:
             return None
         left = self._spec.optimise_share * self._scheduler.time_left() - cost_of(adaptations) - self._unrecorded
         self._allowed = min(_MOST_SECONDS, _PLANNED * left)
-        # A layout that is too dear does not keep from rewrites; later still less is allowed.
+        # A layout that costs too much does not prevent rewrites; later even less is allowed.
         kind = next((one for one in due if self._least(one, network) <= self._allowed), "")
         if not kind:
             return None
@@ -239,7 +238,7 @@ class Optimiser:
             found = AttemptOutcome(kind, str(error))
         except torch.OutOfMemoryError as error:
             found = AttemptOutcome(kind, f"out of memory: {in_one_line(str(error))}")
-        # Whatever the user's model raises in double precision, or a rule that misjudges it.
+        # The user's model may raise anything in double precision, and so may a rule that misjudges it.
         except Exception as error:
             found = AttemptOutcome(kind, f"failed ({type(error).__name__}: {error})")
         spent = self._clock() - self._began
@@ -251,9 +250,9 @@ class Optimiser:
     # ---- within
 
     def _due(self, network: Network, adaptations: Sequence[Adaptation]) -> list[str]:
-        """Return the kinds of the attempts that are due, the first one first."""
+        """Return the kinds of attempts that are due, in order."""
         if self._probation is not None or network.unfolds or network.execution is not None:
-            return []  # a graph of a growth that unfolds would stay as it is now, and rewrites are measured in a layout
+            return []  # a graph would freeze a growth that unfolds; rewrites are measured in a layout
         due = []
         if self._lays and not network.channels_last and not is_tried(CHANNELS_LAST, adaptations):
             self._lays = has_layouts(network.module)
@@ -263,7 +262,7 @@ class Optimiser:
         return due
 
     def _least(self, kind: str, network: Network) -> float:
-        """Return the seconds that an attempt takes about, if it succeeds."""
+        """Return the approximate seconds of an attempt that succeeds."""
         step = median(self._steps)
         if kind == CHANNELS_LAST or self._rewriter is None:
             return _COMPARING_STEPS * step
@@ -289,7 +288,7 @@ class Optimiser:
         return replace(network, channels_last=True), AttemptOutcome(CHANNELS_LAST, gained(pairs), won=True, pairs=pairs)
 
     def _try_rewrites(self, network: Network, inputs: Tensor, targets: Tensor) -> tuple[Network, AttemptOutcome]:
-        """Find an exact rewrite, which is then on probation; the network stays as it is until it has passed that."""
+        """Find an exact rewrite and put it on probation; the network is unchanged until it passes."""
         if self._rewriter is None:
             raise RewritesRefusedError(self._refused)
         limits = Limits(median(self._steps), self._allowed, self._check, self._clock)
@@ -319,7 +318,7 @@ class Optimiser:
 
 @contextmanager
 def _as_it_was(module: nn.Module) -> Iterator[None]:
-    """Restore buffers, the mode and random generators afterwards: what is measured trains nothing."""
+    """Restore buffers, the mode and random generators afterwards: measurements train nothing."""
     kept = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     devices = {each.device for each in module.parameters() if each.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)), mode(module, training=True):

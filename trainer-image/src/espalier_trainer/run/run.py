@@ -2,8 +2,8 @@
 
     while time is left: if the job has extra GPUs, ask the advisor and adapt; train an epoch.     (Lamelas, Algorithm 1)
 
-Each step boundary is a point at which the run can be interrupted. There it sees the deadline, new allocations
-(acknowledged at once, whether larger or smaller) and demands to stop. So the budget is kept to within one step, plus
+Each step boundary is a point at which the run can be interrupted. There it checks the deadline, new allocations
+(acknowledged at once, whether larger or smaller) and requests to stop. So the budget is kept to within one step, plus
 the final checkpoint and the loop's last evaluation, which are announced (phase `Evaluating`) and counted.
 """
 
@@ -42,7 +42,7 @@ from espalier_trainer.training.progress import Ending, RunProgress, StepGaps, en
 logger = logging.getLogger(__name__)
 
 _LOOK_WALL_SECONDS: Final = 0.2
-"""Between two looks whether all base workers are there."""
+"""Seconds between two checks for the base workers."""
 Value = TypeVar("Value")
 
 
@@ -57,7 +57,7 @@ class Run:
         identity: CheckpointIdentity,
         loop: LoopSpec,
     ) -> None:
-        """`identity` is what a checkpoint must have for the run to resume from it."""
+        """`identity` must match that of a checkpoint for the run to resume from it."""
         self.job, self.state, self.services, self.loop = job, state, services, loop
         self.hooks, self.batching, self.optimiser = loop.hooks, loop.batching, loop.optimiser
         self.scheduler = services.scheduler
@@ -80,12 +80,12 @@ class Run:
         self.allocation = Allocation()
         self.ending: Ending | None = None
         self.evaluation_seconds = 0.0
-        """Budget seconds that the loop's last evaluation took."""
+        """Budget seconds of the loop's last evaluation."""
         self.loss_jump = LossJump(self.journal)
         self.first_step = 0
-        """The step that this process began at."""
+        """First step of this process."""
         self.grown_from: Network | None = None
-        """The network before the last growth. Kept until a step has shown that the grown one fits into memory."""
+        """Network before the last growth, kept until a step shows that the grown one fits into memory; else None."""
         self._growth = Growth(self, identity)
         self._gaps = StepGaps(services.clock, services.step_took)
         self._resumed, self._used = False, services.used_seconds
@@ -134,11 +134,11 @@ class Run:
     ) -> Iterator[StepPlan]:
         """Yield the steps to the end of an epoch of `batches` batches, or to the end of the run.
 
-        Of a stream, `batches` returns before each step how many there are at least.
+        For a stream, `batches` is a function that returns, before each step, a lower bound of their number.
 
         A step that `stepped` does not count is repeated. `rate` returns the learning rate of a step of one batch.
-        `at_boundary`: no time has passed since `epochs` yielded. `moment` is what other workers learn of the budget;
-        None: how it stands. Raises the same errors as `epochs`.
+        `at_boundary` tells that no time has passed since `epochs` yielded. `moment` returns the position in the budget
+        that other workers receive; None for the current one. Raises the same errors as `epochs`.
         """
         while self.progress.cursor < (known := batches() if callable(batches) else batches):
             fresh = at_boundary and not (self.team is not None and self.team.broken)
@@ -150,7 +150,7 @@ class Run:
             try:
                 plan = steps.next_step(self, known, rate, now)
             except GroupBrokenError:
-                continue  # at the boundary the members are gathered again
+                continue  # the boundary gathers the members again
             self.state.advance(now.share)
             yield plan
         self.progress.metrics["train_loss"] = self.progress.epoch_loss_sum / max(1, self.progress.cursor)
@@ -205,15 +205,15 @@ class Run:
         self.ending = self.ending or Ending(TrainerPhase.COMPLETED, Reason.COMPLETED, message)
 
     def end(self, *, done: bool = True) -> None:
-        """Leave the other workers, and save. They wait for a leader, unless the job is complete and `done`."""
+        """Save and leave the other workers, which wait for the next leader unless the job is complete and `done`."""
         completed = self.ending is not None and self.ending.phase is TrainerPhase.COMPLETED
         if completed:
             self.change(self.hooks.completed())
         self.close(done=completed and done)
         if self.ending is not None and self.ending.phase is TrainerPhase.FAILED:
-            return  # nothing was trained: a checkpoint would keep the used budget, and nothing else
+            return  # nothing was trained: a checkpoint would hold only the used budget
         if completed:
-            # What the loop does after its epochs is counted, as an evaluation is.
+            # The loop's work after its epochs is counted, like an evaluation.
             self.journal.enter(TrainerPhase.EVALUATING)
         problem = self.saver.save()
         if completed and problem:
@@ -222,7 +222,7 @@ class Run:
     def close(self, *, done: bool) -> None:
         """Leave the other workers: permanently if the job is `done`; otherwise they wait for a leader.
 
-        A checkpoint in flight is waited for.
+        Waits for a checkpoint in flight.
         """
         self._growth.abandon()
         if self.team is not None:
@@ -233,7 +233,7 @@ class Run:
             logger.info("the checkpoint in flight was not written: %s", error)
 
     def finish(self, ending: Ending, test: Evaluation | None = None) -> None:
-        """Report how the run ended, and the score of a complete run to the agent that advised it."""
+        """Report the end of the run, and the score of a complete run to the agent that advised it."""
         self.ending = ending
         self.loss_jump.report(self.progress.adaptations)
         self.journal.finished(ending, test)
@@ -243,7 +243,7 @@ class Run:
             self._growth.outcome(final)
 
     def broken_by(self, error: BaseException) -> Ending:
-        """Report that an exception ended the run, and return how."""
+        """Report that an exception ended the run, and return the ending."""
         ending = ending_of(error, stepped=self.progress.step > self.first_step)
         self.finish(ending)
         return ending
@@ -251,7 +251,7 @@ class Run:
     # ---- what the parts of the run call
 
     def cannot_go_on(self) -> bool:
-        """Return whether what the loop does between two steps has to be broken off."""
+        """Return whether the loop must break off its work between two steps."""
         if self.team is not None:
             self.team.wait()
         scheduler = self.scheduler
@@ -263,11 +263,11 @@ class Run:
 
     @property
     def place(self) -> WorkerPlacement:
-        """Nodes and workers that compute a step."""
+        """Number of nodes and workers that compute a step."""
         return WorkerPlacement() if self.team is None else WorkerPlacement(self.team.nodes, self.team.world)
 
     def share_state(self) -> None:
-        """Send the members the state without its tensors before the next step."""
+        """Send the members the non-tensor state before the next step."""
         if self.team is not None:
             self.team.state_changed()
 
@@ -282,7 +282,7 @@ class Run:
             self.team.network_changed()
 
     def become(self, progress: RunProgress) -> None:
-        """Continue at the progress of a checkpoint that was loaded."""
+        """Continue at the progress of a loaded checkpoint."""
         self.progress = self.journal.progress = progress
         self.journal.network = self.state.network
         self.meter.network_changed(self.state.network)
@@ -314,7 +314,7 @@ class Run:
         scheduler, store = self.scheduler, self.services.checkpoints
         self._wait_for_workers()
         if self.team is not None and (self._resumed or self._used > 0):
-            # The leader was started again; the other workers may have gone on for a while after its checkpoint.
+            # The leader was restarted; the other workers may have gone on for a while after its checkpoint.
             self.allocation = scheduler.allocation()
             if self.allocation.replicas > 1 and self.team.wait_for_members(self.progress.step):
                 self._update_members()
@@ -329,7 +329,7 @@ class Run:
         steps.warn_of_rewrites(self)
 
     def _wait_for_workers(self) -> None:
-        """Wait while base workers are held back; whatever else ends the run is noticed at its first boundary."""
+        """Wait while base workers are held back; other reasons to end are handled at the first boundary."""
         services, waits = self.services, False
         while self.scheduler.waits_for_workers():
             if self.scheduler.stop_reason() or services.stop() or services.superseded():
@@ -340,7 +340,7 @@ class Run:
             time.sleep(_LOOK_WALL_SECONDS)
 
     def _update_members(self) -> None:
-        """Admit workers that wait, and release those beyond the allocation."""
+        """Admit waiting workers, and release workers beyond the allocation."""
         if self.team is not None:
             replicas, step, saver = self.allocation.replicas, self.progress.step, self.saver
             self.team.update_members(replicas, self.state.network, step, saver.capture, saver.take_over)
@@ -351,7 +351,7 @@ class Run:
         return self.ending
 
     def _check_boundary(self) -> Ending | None:
-        """Read the allocation, the deadline and demands; save and report when it is time. Returns an end that is due.
+        """Read the allocation, the deadline and requests to stop; save and report if due. Return an ending that is due.
 
         Raises `SupersededError` if a later leader has taken over.
         """
@@ -364,7 +364,7 @@ class Run:
             self.services.spans.acknowledged(self.allocation)
         if scheduler.time_left() <= 0:
             return self._out_of_budget(Reason.BUDGET_EXHAUSTED)
-        # Before demands to stop: no step follows a comparison that such a demand interrupts.
+        # Before requests to stop: no step follows a comparison that such a request interrupts.
         self.change(
             self.hooks.at_boundary(
                 Boundary(
@@ -397,6 +397,6 @@ class Run:
         return None
 
     def _out_of_budget(self, reason: Reason) -> Ending:
-        if self.progress.step == 0:  # earlier leaders, which failed, have used the budget
+        if self.progress.step == 0:  # earlier leaders used the budget, and failed
             return Ending(TrainerPhase.FAILED, Reason.NOTHING_TRAINED, "its budget was used up before it took a step")
         return Ending(TrainerPhase.COMPLETED, reason)

@@ -1,6 +1,6 @@
-"""Converts a run to its checkpoint and back, and writes checkpoints in the background.
+"""Conversion of a run to its checkpoint and back, and writing of checkpoints in the background.
 
-They are written from a copy in memory, while training continues.
+Checkpoints are written from a copy in memory, while training continues.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """The result of writing the checkpoint of a step."""
+    """The result of writing a step's checkpoint."""
 
     step: int
     path: Path | None
-    """None: it could not be written."""
+    """Path of the checkpoint; None if it could not be written."""
     seconds: float
     error: Exception | None = None
-    """Why not."""
+    """Error that prevented it; None if it was written."""
 
 
 class CheckpointWriter:
-    """At most one checkpoint is in flight. Not thread-safe: the training loop's own.
+    """Writer of at most one checkpoint at a time. Used by the training loop only; not thread-safe.
 
-    The copy is kept for the next checkpoint, and its memory is prepared before the first one: memory that is new costs
-    several times as long to fill as to copy. At the end of the process the interpreter waits for a checkpoint in
-    flight.
+    The copy is kept for the next checkpoint, and its memory is prepared before the first one: new memory takes several
+    times as long to fill as to copy. At the end of the process the interpreter waits for a checkpoint in flight.
     """
 
     def __init__(self, store: CheckpointStore, clock: Callable[[], float]) -> None:
@@ -61,11 +60,11 @@ class CheckpointWriter:
 
     @property
     def prepared(self) -> bool:
-        """Whether there is memory for a copy, or soon will be."""
+        """Whether memory for a copy exists or is being prepared."""
         return self._room is not None or self._preparing is not None
 
     def prepare(self, checkpoint: Checkpoint) -> None:
-        """Begin to make memory for the copy of a checkpoint like this one; does nothing while one is in flight."""
+        """Start allocating memory for the copy of a checkpoint like this one; do nothing while one is in flight."""
         if self._flight is None:
             earlier, room = self._preparing, self._room
             self._preparing = self._threads.submit(
@@ -73,14 +72,14 @@ class CheckpointWriter:
             )
 
     def start(self, checkpoint: Checkpoint) -> None:
-        """Copy the checkpoint and begin to write it."""
+        """Copy the checkpoint and start writing it."""
         if self._flight is not None:
             raise RuntimeError("a checkpoint is in flight")
         self._room = checkpoint.copied(self._made())
         self._flight = self._threads.submit(self._written, self._room)
 
     def take(self, *, wait: bool = False) -> WriteResult | None:
-        """Return the result of the checkpoint in flight; None if there is none, or it is not done, unless `wait`."""
+        """Return the result of the checkpoint in flight; None without one, or while it is not done, unless `wait`."""
         flight = self._flight
         if flight is None or not (wait or flight.done()):
             return None
@@ -92,7 +91,7 @@ class CheckpointWriter:
         return self._written(checkpoint)
 
     def _made(self) -> Checkpoint | None:
-        """Return the memory for the next copy, as far as there is some; waits for what is being prepared."""
+        """Return the memory for the next copy, if there is any; wait for memory that is being prepared."""
         preparing, self._preparing = self._preparing, None
         if preparing is not None:
             self._room = preparing.result()
@@ -124,20 +123,20 @@ def progress_of(state: CheckpointState) -> RunProgress:
 
 
 class Saver:
-    """Captures a run, restores it, and writes its checkpoints when they are due; none where the run has no store."""
+    """Captures a run, restores it, and writes its checkpoints when due; writes none for a run without a store."""
 
     def __init__(self, run: Run, identity: CheckpointIdentity) -> None:
-        """`identity` is what a checkpoint must have for the run to resume from it."""
+        """`identity` must match that of a checkpoint for the run to resume from it."""
         self._run, self._identity, self._store = run, identity, run.services.checkpoints
         self._interval = run.job.spec.checkpoint.interval_seconds
         """Budget seconds from the end of one checkpoint to the beginning of the next."""
         self._writer = None if self._store is None else CheckpointWriter(self._store, run.services.clock)
         self.wanted = False
-        """Save at the next step boundary (after a growth)."""
+        """Whether to save at the next step boundary (after a growth)."""
         self._saved_at = 0.0
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest checkpoint, if there is one. Raises `CheckpointMismatchError` if all are damaged."""
+        """Return the newest checkpoint, None without one. Raises `CheckpointMismatchError` if all are damaged."""
         store = self._store
         checkpoint = None if store is None else store.load_latest()
         if store is not None and checkpoint is None and (damaged := store.damaged()):
@@ -149,7 +148,7 @@ class Saver:
         return checkpoint
 
     def capture(self) -> Checkpoint:
-        """Return the run as its members need it."""
+        """Return the part of the run that its members need."""
         run, state, progress = self._run, self._run.state, self._run.progress
         network, example = state.network, run.loop.example
         used = run.scheduler.used_seconds()
@@ -185,13 +184,13 @@ class Saver:
         return Checkpoint(found, network.module.state_dict(), training | state.tensors())
 
     def capture_all(self) -> Checkpoint:
-        """Return the run with what was measured of it, which members do not need."""
+        """Return the whole run, with measurements, which members do not need."""
         checkpoint = self.capture()
         state = checkpoint.state.model_copy(update={"measurements": self._run.meter.measured()})
         return replace(checkpoint, state=state)
 
     def take_over(self, checkpoint: Checkpoint) -> Network:
-        """Continue with a checkpoint; returns its network. Raises `CheckpointMismatchError` if another run wrote it."""
+        """Continue from a checkpoint; return its network. Raises `CheckpointMismatchError` if another run wrote it."""
         run, state = self._run, checkpoint.state
         self._identity.require(state.identity)
         run.state.load(checkpoint)
@@ -211,7 +210,7 @@ class Saver:
         return not busy and (self.wanted or self._since_saved() >= self._interval)
 
     def prepare(self) -> None:
-        """Let memory for the copy be made before it is needed: once half of the interval is over."""
+        """Allocate memory for the copy ahead of time, once half of the interval is over."""
         if self._writer is not None and not self._writer.prepared and self._since_saved() >= self._interval / 2:
             self._writer.prepare(self.capture_all())
 
@@ -222,7 +221,7 @@ class Saver:
             self._writer.prepare(self.capture_all())
 
     def save(self, *, wait: bool = True) -> str:
-        """Write a checkpoint; if that fails, warn. Returns why none was written, '' if one was, or none is kept.
+        """Write a checkpoint; warn if that fails. Return why none was written; '' if one was, or none is kept.
 
         Without `wait` it is written from a copy, while training continues, and `collect` reports the result. Raises
         `LossNotFiniteError` for a network with NaN or infinite values, which is never written, and `SupersededError` if
@@ -241,7 +240,7 @@ class Saver:
         return self._report(self._writer.write(self.capture_all()))
 
     def collect(self, *, wait: bool = False) -> None:
-        """Report the checkpoint in flight once it is done; `wait` for that. Raises as `save` does."""
+        """Report the checkpoint in flight once it is done; `wait` for that. Raises the errors of `save`."""
         written = None if self._writer is None else self._writer.take(wait=wait)
         if written is not None:
             self._report(written)
@@ -250,7 +249,7 @@ class Saver:
         return self._run.scheduler.used_seconds() - self._saved_at
 
     def _report(self, written: WriteResult) -> str:
-        # From the end of a save: a model that takes an interval to write would otherwise be written all the time.
+        # From the end of a save: a model that takes an interval to write would otherwise be written continuously.
         self.begin()
         if written.path is not None:
             self._run.journal.saved(str(written.path), written.step, written.seconds)

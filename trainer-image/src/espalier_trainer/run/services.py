@@ -40,49 +40,49 @@ logger = logging.getLogger(__name__)
 
 
 SMALL_MODEL_PARAMETERS = 100_000
-"""With fewer parameters a step on the CPU is too short for several threads. Measured with the digits net on two cores:
-1.5 ms a step with one thread and with two on an idle machine; on a busy machine 7 ms with one thread and 12 to 50 ms
-with two, which wait for each other."""
+"""Number of parameters below which a step on the CPU is too short for several threads. Measured with the digits net on
+two cores: 1.5 ms a step with one thread and with two on an idle machine; on a busy machine 7 ms with one thread and 12
+to 50 ms with two, which wait for each other."""
 
 _NEVER_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
 """Errors that only a change of the job can fix."""
 
 TeamMaker = Callable[[RunJournal], Team]
-"""Makes the team of workers that train together, given the function that receives events."""
+"""Function that makes the team of workers that train together, given the run's journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What a run is connected to. By default it runs alone and in memory."""
+    """Connections of a run. By default it runs alone and in memory."""
 
     scheduler: Scheduler
     reporter: Reporter = field(default_factory=MemoryReporter)
     advisor: Advisor | None = None
-    """Decides on growth; None: the network does not grow."""
+    """Advisor on growth; None if the network does not grow."""
     checkpoints: CheckpointStore | None = None
-    """None: nothing is kept."""
+    """Store of checkpoints; None to keep none."""
     team: TeamMaker | None = None
-    """None: this worker trains alone."""
+    """Function that makes the team; None if this worker trains alone."""
     stop: Cancelled = lambda: False
-    """Asked at each step boundary; when it returns True the run is saved and ends as `Stopped`."""
+    """Called at each step boundary; once it returns True, the run is saved and ends as `Stopped`."""
     used_seconds: float = 0.0
     """Budget seconds that earlier incarnations reported."""
     incarnation: str = ""
     """Name of the process in reports; generated if empty."""
     attempt: int | None = None
-    """How often the leader was replaced before; None: not known."""
+    """Number of times that the leader was replaced before; None if unknown."""
     superseded: Callable[[], str] = lambda: ""
-    """Returns why this leader must end because a later one has taken over; '' as long as none has."""
+    """Returns why this leader must end because a later one has taken over; '' while none has."""
     step_took: Callable[[float], None] = lambda seconds: None
     """Called with the wall seconds between the ends of two optimizer steps."""
     log_to: Callable[[Any], None] = lambda target: None
-    """Called with what the figures of the run are also to be written to (`metrics.LoggedReporter`)."""
+    """Called with another destination for the figures of the run (`metrics.LoggedReporter`)."""
     gpu_type: str = ""
-    """The type of GPU of the workers; empty: not known."""
+    """GPU type of the workers; empty if unknown."""
     spans: SignalSpans = field(default_factory=SignalSpans)
-    """Traces what is done with allocations."""
+    """Traces of the handling of allocations."""
     forecaster: Forecaster | None = None
-    """Tells what growing would gain; None: nobody."""
+    """Forecaster of the gain of growing; None without an agent."""
     clock: Callable[[], float] = time.monotonic
 
 
@@ -99,8 +99,8 @@ def connect(
 ) -> Iterator[Services]:
     """Connect a leader to the services that the settings and the job name.
 
-    `grows` False: no agent is used. `hashed` is what must be equal in all workers. Raises `TrainerError` for errors
-    that the author of the job can fix, and `SupersededError` if a later leader has taken over.
+    With `grows` False, no agent is used. `hashed` returns the value that must be equal in all workers. Raises
+    `TrainerError` for errors that the job's author can fix, and `SupersededError` if a later leader has taken over.
     """
     incarnation = settings.incarnation or uuid.uuid4().hex
     claim = LeaderClaim(job_uid=settings.job_uid, attempt=settings.attempt or 0, incarnation=incarnation)
@@ -154,7 +154,7 @@ def _of_leader(settings: TrainerSettings, job: AdaptiveTrainingJob, incarnation:
 
 
 def seed_of(settings: TrainerSettings, job: AdaptiveTrainingJob) -> int:
-    """Return the seed: the environment's, or else the job's."""
+    """Return the seed: the environment's, otherwise the job's."""
     return job.spec.training.seed if settings.seed is None else settings.seed
 
 
@@ -168,7 +168,7 @@ def set_threads(model: nn.Module, device: torch.device) -> None:
 def team_of(
     settings: TrainerSettings, job: AdaptiveTrainingJob, device: torch.device, hashed: Callable[[Network], int]
 ) -> TeamMaker | None:
-    """Return the function that makes the team of the job's workers, None if each trains alone."""
+    """Return the function that makes the team of the job's workers; None if each trains alone."""
     training = job.spec.training
     rendezvous, stragglers = settings.rendezvous, training.stragglers or Stragglers.REPORT
     if rendezvous is None or training.elastic_batch is None:
@@ -216,7 +216,7 @@ def build_agent(
 ) -> HTTPAdvisor | None:
     """Return the job's agent: its own, or the installation's; None in mode Off, and where none is known.
 
-    `token_file` contains the proof of the job for the installation's agent; no other is sent it.
+    `token_file` contains the job's token for the installation's agent; it is sent to no other.
     """
     url = job.spec.adaptation.agent_url(default_url)
     if url is None:
@@ -225,7 +225,7 @@ def build_agent(
 
 
 def with_fallback(agent: Advisor | None, job: AdaptiveTrainingJob, seed: int) -> Advisor | None:
-    """Return who decides on the job's growth: its agent, or else only the fallback; None in mode Off."""
+    """Return the advisor on the job's growth: its agent, otherwise only the fallback; None in mode Off."""
     if job.spec.adaptation.mode is AdaptationMode.OFF:
         return None
     return WithFallback(agent or NoAgent(), FallbackPolicy(job.spec.adaptation.fallback, seed))
@@ -241,12 +241,12 @@ _OF_THE_USER: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIB
 
 
 def keep_freed(device: torch.device) -> bool:
-    """Let glibc keep what is freed for the next step, which needs as much again; returns whether it will.
+    """Let glibc keep freed memory for the next step, which needs as much again; return whether it will.
 
-    By default it returns the gradients' memory to the system at each step, which gives it back page by page, filled
+    By default it returns the gradients' memory to the system at each step, which provides it again page by page, filled
     with zeros: measured with 5 million parameters on two workers, 1,700 and 9,600 page faults a step, and a fifth of
-    the throughput. So the process stays as large as it once was. A device has its own allocator; the user's
-    settings (mallopt(3)) stay.
+    the throughput. So the process stays at its maximum size. A device has its own allocator; the user's settings
+    (mallopt(3)) stay.
     """
     mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
     if device.type != "cpu" or mallopt is None or any(os.environ.get(name) for name in _OF_THE_USER):

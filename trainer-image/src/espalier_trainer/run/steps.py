@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from espalier_trainer.run.run import Run
 
 _ENDLESS: Final = 1 << 60
-"""Batches of an epoch that does not end."""
+"""Number of batches of an epoch that does not end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +36,28 @@ class LoopSpec:
     """Properties of a loop."""
 
     example: ExampleInput | None = None
-    """Inputs [2, ...] of the network; None: it does not grow."""
+    """Inputs [2, ...] of the network; None if it does not grow."""
     cannot_grow: str = ""
-    """Why the network cannot grow ('' if it can), and what happens instead."""
+    """Reason why the network cannot grow ('' if it can), and the consequence."""
     cannot_try: str = ""
-    """Why other workers cannot try growths as `adaptation.trials` says ('' if they can), and the remedy."""
+    """Reason why other workers cannot try growths as `adaptation.trials` says ('' if they can), and the remedy."""
     loss: Callable[[nn.Module], float | None] = lambda _module: None
-    """Returns the loss of a module on one batch, by which growth that is not exact is judged."""
+    """Returns the loss of a module on one batch, by which inexact growth is judged; None where it is unknown."""
     base_loss: Callable[[], float | None] | None = None
-    """Measures the validation loss of the network for trials; None: it is in the metrics after each epoch."""
+    """Measures the validation loss of the network for trials; None if the metrics have it after each epoch."""
     hooks: Hooks = field(default_factory=Hooks)
     batching: Batching = field(default_factory=FixedBatching)
     announces: bool = False
-    """Other workers need no command for each step, as the loop does the same in all steps of an epoch."""
+    """Whether other workers need no command for each step, as all steps of an epoch are the same."""
     optimiser: Optimiser | None = None
-    """Looks for a faster computation of steps; None: the job asks for none, or the script computes them."""
+    """Search for a faster computation of steps; None if the job requests none, or the script computes them."""
     study: Study = field(default_factory=Study)
 
 
 def next_step(run: Run, batches: int, rate: Callable[[], float], moment: Moment) -> StepPlan:
     """Return the next step of an epoch of `batches` batches, after which other workers may go on by themselves.
 
-    `rate` and `moment` are as `Run.steps` takes them. Raises `GroupBrokenError`.
+    `rate` and `moment` are described at `Run.steps`. Raises `GroupBrokenError`.
     """
     team, progress, place = run.team, run.progress, run.place
     if run.hooks.may_grow:  # a trial compares steps of one size
@@ -85,27 +85,27 @@ def _choose_batch_size(run: Run) -> None:
     if changed := run.batching.choose(run.meter.measured, run.place, parameters, epoch_begins=begins):
         _resize(run, changed)
         if changed.untested:
-            run.saver.save()  # if there is no memory for it, whoever starts again knows
+            run.saver.save()  # a restart after a lack of memory then knows the size
 
 
 def _resize(run: Run, changed: Resized, message: str = "") -> None:
-    """Continue with another batch size, which all members learn, and report it."""
+    """Continue with another batch size, announce it to all members, and report it."""
     workers = run.place.workers
     run.journal.batch_changed(changed, workers, run.batching.portion(workers, 0, _ENDLESS).rate, message)
     run.share_state()
 
 
 def warn_of_rewrites(run: Run) -> None:
-    """Warn where the job asks for rewritten steps and will get none."""
+    """Warn where the job requests rewritten steps that it will not get."""
     refused = NOT_OURS if run.optimiser is None else run.optimiser.refused
     if refused and run.job.spec.adaptation.optimise is not Optimise.OFF:
         run.journal.warn("RewritesNotPossible", refused)
 
 
 def optimise(run: Run) -> None:
-    """If it is due, look for a faster computation of steps, once a step has shown that the network fits."""
+    """Search for a faster computation of steps if due, once a step has shown that the network fits."""
     if run.optimiser is None or run.grown_from is not None or not run.hooks.may_grow:
-        return  # where it may not grow a smaller network is on trial
+        return  # where it may not grow, a smaller network is on trial
 
     def until() -> bool:
         run.journal.report()
@@ -116,7 +116,7 @@ def optimise(run: Run) -> None:
 
 
 def computed(run: Run) -> Network:
-    """Return what computes the next step: the network, or the same network in another way that is on probation."""
+    """Return the network that computes the next step: the run's, or the same with an execution on probation."""
     network = run.state.network
     return network if run.optimiser is None else run.optimiser.computed(network)
 
@@ -158,7 +158,7 @@ def recover(run: Run, error: torch.OutOfMemoryError) -> None:
 
 
 def _reverted(run: Run, problem: str) -> bool:
-    """Let the module compute its steps again, if they were computed in another way; return whether they were."""
+    """Return to computing steps by the module, if they were computed in another way; return whether they were."""
     if run.optimiser is None:
         return False
     change = run.optimiser.reverted(run.state.network, run.allocation, problem)

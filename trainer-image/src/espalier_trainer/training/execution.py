@@ -1,9 +1,9 @@
-"""Other ways to compute the steps of a network than its module's code, and comparisons of their speed.
+"""Executions: alternative computations of a network's steps, and comparisons of their speed.
 
-Such a computation is what an installed package has found. It shares the module's parameters, buffers and layers. What
-is grown, saved, exchanged and evaluated is the module. The package is found by the entry point `rewrites` of the group
-`espalier.executions`; none is needed. To compare two executions, steps of both are measured in turn, so that whatever
-slows the machine slows both.
+An execution is found by an installed package. It shares the module's parameters, buffers and layers. The module is what
+growth, checkpoints, exchanges and evaluation use. The package is found by the entry point `rewrites` of the group
+`espalier.executions`; none is needed. To compare two executions, their steps are measured in turn, so that any slowdown
+of the machine slows both.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from espalier_trainer.measuring.gradients import settle
 from espalier_trainer.net2net.modules import ExampleInput, device_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Returns the loss of outputs and targets."""
+"""Function from outputs and targets to their loss."""
 
 
 class RewritesRefusedError(Exception):
-    """The computation of this model is left as it is; the message says why, and what would help."""
+    """This model's computation cannot be rewritten; the message gives reason and remedy."""
 
 
 class BrokenOffError(Exception):
-    """An attempt took longer than allowed, or the run is to stop."""
+    """An attempt took longer than allowed, or the run must stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +38,31 @@ class Execution:
     """A computation of training steps over the parameters, buffers and layers of a module."""
 
     module: nn.Module
-    """For train mode alone."""
+    """Module that computes in train mode only."""
     plan: Mapping[str, Any]
-    """How it was derived from the module, as JSON: its `rules`. By it, it is derived again without a search."""
+    """Derivation from the module, as JSON with its `rules`; it allows deriving it again without a search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an attempt may cost."""
+    """Limits of an attempt's cost."""
 
     step: float
     """Seconds of a training step."""
     allowed: float
-    """Seconds of the attempt."""
+    """Seconds allowed for the attempt."""
     check: Callable[[], None]
-    """Called often; raises `BrokenOffError` once the attempt has to end."""
+    """Called often; raises `BrokenOffError` once the attempt must end."""
     clock: Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """What an attempt has found."""
+    """The result of an attempt."""
 
     message: str
     execution: Execution | None = None
-    """None: no exact computation that promises to be faster."""
+    """Execution found; None if no exact computation promises to be faster."""
     rules: int = 0
     evaluations: int | None = None
     error: float | None = None
@@ -70,10 +70,10 @@ class Rewrite:
 
 
 class Rewriter(Protocol):
-    """Finds computations that give the same steps as a module, and carries them out."""
+    """Finds and applies computations that give the same steps as a module."""
 
     def seconds(self, module: nn.Module, step: float) -> float:
-        """Return about how long an attempt takes, if a step of the module takes `step` seconds."""
+        """Return the approximate seconds of an attempt, given the seconds of a step of the module."""
 
     def attempt(
         self,
@@ -83,9 +83,9 @@ class Rewriter(Protocol):
         loss: Loss,
         limits: Limits,
     ) -> Rewrite:
-        """Search for a faster computation, which has to be exact on a batch.
+        """Search for a faster computation, which must be exact on a batch.
 
-        Raises `RewritesRefusedError` for a model that cannot be captured, and what `limits.check` raises.
+        Raises `RewritesRefusedError` for a model that cannot be captured, and any error of `limits.check`.
         """
 
     def executed(self, module: nn.Module, plan: Mapping[str, Any], example: ExampleInput) -> Execution:
@@ -95,7 +95,7 @@ class Rewriter(Protocol):
         """
 
     def forget(self) -> None:
-        """Forget what was measured, as the module lies in memory otherwise now."""
+        """Discard measurements, as the module's memory layout has changed."""
 
 
 REWRITERS: Final[Registry[Callable[[], Rewriter]]] = Registry("execution", "espalier.executions", {})
@@ -112,13 +112,13 @@ def rewriter() -> Rewriter:
 
 
 WARMUP: Final = 2
-"""Pairs of steps that do not count."""
+"""Number of pairs of steps that are not counted."""
 
 PAIRS: Final = 15
-"""Pairs of steps of a comparison; fewer do not show a gain of a few percent."""
+"""Number of pairs of steps in a comparison; fewer do not show a gain of a few percent."""
 
 Step = Callable[[nn.Module], object]
-"""Runs one step through the module that it is given; it may train: both have the same parameters."""
+"""Function that runs one step through a module; it may train: both modules have the same parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,27 +129,27 @@ class Comparison:
 
     @property
     def gains(self) -> list[float]:
-        """Return for each pair by which factor the execution is faster."""
+        """Factor by which the execution is faster, for each pair."""
         return [before / after for before, after in self.pairs]
 
     @property
     def gain(self) -> float:
-        """Return the median factor by which the execution is faster."""
+        """Median factor by which the execution is faster."""
         return statistics.median(self.gains)
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """Return the lower and the upper quartile of the factor."""
+        """Lower and upper quartile of the factor."""
         lower, _, upper = statistics.quantiles(self.gains, n=4, method="inclusive")
         return lower, upper
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """Return the medians of a step through the module and through the execution."""
+        """Median seconds of a step through the module and through the execution."""
         return statistics.median(one for one, _ in self.pairs), statistics.median(one for _, one in self.pairs)
 
     def faster(self, least: float) -> bool:
-        """Return whether the gain is `least` (.03: 3 %) or more, and three of four pairs say that there is one."""
+        """Return whether the gain is at least `least` (0.03 for 3 %), and positive in three of four pairs."""
         return self.gain >= 1 + least and self.quartiles[0] > 1
 
 
@@ -179,7 +179,7 @@ def compare(
 
 
 def seconds_of(model: nn.Module, step: Step, device: torch.device, clock: Callable[[], float]) -> float:
-    """Return how long one step takes, until the device has computed it."""
+    """Return the seconds of one step, until the device has computed it."""
     settle(device)
     start = clock()
     step(model)

@@ -1,4 +1,4 @@
-"""The hooks of a run: the points at which a feature outside of its loop takes part in it."""
+"""Hooks of a run: the points at which a feature outside its loop takes part in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from espalier_trainer.data.source import Data
 from espalier_trainer.training.network import Network
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
-"""Takes logits [N, C] and labels [N], returns the sum of the examples' losses, a scalar."""
+"""Function from logits [N, C] and labels [N] to the sum of the examples' losses, a scalar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +30,25 @@ class Boundary:
     allocation: Allocation
     epoch: int
     time_left: float
-    """Budget seconds."""
+    """Remaining seconds of the budget."""
     evaluation_seconds: float
-    """Budget seconds that an evaluation on the validation split takes."""
+    """Budget seconds of an evaluation on the validation split."""
     until: Callable[[], bool]
     """Returns whether an evaluation must be interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a hook changes."""
+    """A change requested by a hook."""
 
     network: Network
-    """The network to continue with."""
+    """Network to continue with."""
     adaptation: Adaptation | None
-    """The record of a decision; None while a trial just begins."""
+    """Record of a decision; None when a trial begins."""
     trial_seconds: float = 0.0
-    """Budget seconds of a trial that begins."""
+    """Budget seconds of the trial that begins."""
     share: bool = False
-    """Save the state and send it to all workers, although the network is the same."""
+    """Whether to save the state and send it to all workers although the network is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,16 @@ class HookContext:
     job: AdaptiveTrainingJob
     data: Data
     start: Network
-    """The job's starting network, which every state is rebuilt from."""
+    """The job's starting network, from which every state is rebuilt."""
     seed: int
     device: torch.device
     used_seconds: Callable[[], float] = lambda: 0.0
-    """Returns the used budget."""
+    """Returns the used seconds of the budget."""
     clock: Callable[[], float] = time.monotonic
 
 
 class Hooks:
-    """Takes part in a run. This class does nothing at any point; subclasses override the points that they need."""
+    """Extension of a run. This class does nothing at any point; subclasses override the points that they need."""
 
     @property
     def may_grow(self) -> bool:
@@ -75,11 +75,11 @@ class Hooks:
         return True
 
     def at_boundary(self, boundary: Boundary) -> Change | None:
-        """Act at a step boundary; returns None if nothing changes."""
+        """Act at a step boundary; return None if nothing changes."""
         return None
 
     def criterion(self, indices: Tensor, inputs: Tensor) -> Criterion | None:
-        """Return the loss function for this batch; None: cross entropy with the labels."""
+        """Return the loss function for this batch; None for cross entropy with the labels."""
         return None
 
     def stepped(self, network: Network, seconds: float) -> None:
@@ -92,17 +92,17 @@ class Hooks:
         """Called when the last growth was reverted."""
 
     def failed(self, message: str) -> Change | None:
-        """Return what to change after a step that failed; None if the hook cannot repair it."""
+        """Return the change after a failed step; None if the hook cannot repair it."""
         return None
 
     def completed(self) -> Change | None:
-        """Return what to change at the end of the budget."""
+        """Return the change at the end of the budget."""
         return None
 
     def capture(self) -> tuple[dict[str, object] | None, dict[str, Tensor]]:
-        """Return what a checkpoint must hold: (JSON types, tensors)."""
+        """Return the hook's part of a checkpoint: (JSON types, tensors)."""
         return None, {}
 
     def restore(self, checkpoint: Checkpoint, network: Network) -> Network:
-        """Resume from what `capture` put into a checkpoint of `network`; returns the network to continue with."""
+        """Resume from the result of `capture` in a checkpoint of `network`; return the network to continue with."""
         return network

@@ -1,8 +1,8 @@
 """The computation of a step of the built-in loop: the forward pass, the loss, and the update of the weights.
 
-`evaluate` computes the measures of a model on a whole split. With gradient checkpointing blocks keep their inputs
-alone, and compute again what the backward pass needs: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"
-(arXiv 1604.06174).
+`evaluate` computes the measures of a model on a whole split. With gradient checkpointing, blocks keep only their
+inputs, and recompute intermediate values in the backward pass: Chen et al. 2016, "Training Deep Nets with Sublinear
+Memory Cost" (arXiv 1604.06174).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from espalier_trainer.optimizers.averaging import averaged, averaged_step
 from espalier_trainer.training.network import Network
 
 BATCH: Final = 1024
-"""Examples at once: no gradients are kept, so more than in training; bounded by `batch_size` * 8."""
+"""Maximum batch in evaluation: no gradients are kept, so more than in training; at most 8 * `batch_size`."""
 
 Forward = Callable[[nn.Module, Tensor], Tensor]
-"""Returns the outputs of a module."""
+"""Function from a module and its inputs to its outputs."""
 
 
 def plain_forward(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Return what the module returns."""
+    """Return the module's outputs."""
     outputs: Tensor = module(inputs)
     return outputs
 
@@ -48,9 +48,9 @@ def evaluate(
     objective: Objective = objective_of(Task.CLASSIFICATION),  # noqa: B008 (it has no state)
     forward: Forward = plain_forward,
 ) -> Evaluation | None:
-    """Evaluate in eval mode and leave the model in the mode it was in; None when `until` became true before the end.
+    """Evaluate in eval mode and restore the model's mode; return None when `until` became true before the end.
 
-    `batch_size` is the training batch size; eight times as much is taken at once, at most `BATCH`.
+    `batch_size` is the training batch size; batches are eight times as large, at most `BATCH`.
     """
     size = max(batch_size, min(BATCH, 8 * batch_size))
     tally = objective.tally(source)
@@ -66,7 +66,7 @@ def evaluate(
 def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
     """Return the blocks of a model: modules with children and parameters in a `ModuleList`, the outermost of them.
 
-    A block with a batch norm is none: computed again, it would count its batch twice.
+    Modules with a batch norm are left out: recomputed, they would count their batch twice.
     """
     found: list[nn.Module] = []
     inside: set[nn.Module] = set()
@@ -84,7 +84,7 @@ def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
 
 @contextmanager
 def recomputed(model: nn.Module) -> Iterator[None]:
-    """Within the context, the blocks of `model` compute their forward pass again in the backward pass."""
+    """Recompute the forward pass of the blocks of `model` in the backward pass, within the context."""
     blocks = blocks_of(model)
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
@@ -96,21 +96,21 @@ def recomputed(model: nn.Module) -> Iterator[None]:
 
 
 _CLIP_EPSILON: Final = 1e-6
-"""What `torch.nn.utils.clip_grad_norm_` adds to the norm that it divides by."""
+"""Value that `torch.nn.utils.clip_grad_norm_` adds to the norm before dividing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What does not change between the steps of a job. The leader and all other workers have the same."""
+    """Computation of a step that is the same in all steps and workers of a job."""
 
     objective: Objective
     max_gradient_norm: float | None = None
-    """Gradients with a larger norm, over all parameters, are scaled to it."""
+    """Norm over all parameters to which larger gradients are scaled; None for no limit."""
     precision: Precision = Precision.FLOAT32
     recomputes: bool = False
-    """Whether blocks compute their forward pass again in the backward pass."""
+    """Whether blocks recompute their forward pass in the backward pass."""
     decay: float = 0.0
-    """Of the average of the weights; 0: there is none."""
+    """Decay of the average of the weights; 0 for no average."""
 
     def forward(self, module: nn.Module, inputs: Tensor) -> Tensor:
         """Return the outputs of a module."""
@@ -130,7 +130,7 @@ class Method:
     def update(self, network: Network) -> Tensor | float:
         """Take the step along the gradients, which are those of all workers.
 
-        Returns what they were multiplied by before it, in place: 1 or less.
+        Return the factor, 1 or less, by which they were multiplied before it, in place.
         """
         scale: Tensor | float = 1.0
         if self.max_gradient_norm is not None:
@@ -145,7 +145,7 @@ class Method:
     def evaluation(
         self, network: Network, split: Source, batch_size: int, until: Callable[[], bool]
     ) -> Evaluation | None:
-        """Evaluate a network on a split; None when `until` became true before the end."""
+        """Evaluate a network on a split; return None when `until` became true before the end."""
         with averaged(network.optimizer) if self.decay else nullcontext():
             return evaluate(network.module, split, batch_size, until, self.objective, self.forward)
 
@@ -156,7 +156,7 @@ class Method:
 
 
 def method_of(training: TrainingSpec, model: nn.Module) -> Method:
-    """Return the method of a job. Raises `ModelError` where it does not fit the starting model."""
+    """Return the method of a job; raise `ModelError` where it does not fit the starting model."""
     if training.gradient_checkpointing and not blocks_of(model):
         raise ModelError(
             "training.gradientCheckpointing: is true, and the model has no blocks without batch norms in a "
@@ -172,4 +172,4 @@ def method_of(training: TrainingSpec, model: nn.Module) -> Method:
 
 
 PLAIN: Final = Method(objective_of(Task.CLASSIFICATION))
-"""Cross entropy, and nothing else."""
+"""Cross entropy without options."""

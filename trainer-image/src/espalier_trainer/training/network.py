@@ -1,4 +1,4 @@
-"""The network in training: module, optimizer and description, which change together, when it grows or resumes."""
+"""The network in training: module, optimizer and description, which change together when it grows or resumes."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ class Network:
     module: nn.Module
     optimizer: torch.optim.Optimizer
     architecture: Architecture | None
-    """None where the module cannot be described; it is then trained, but never grown."""
+    """Description; None where the module cannot be described: it is trained, but never grown."""
     history: tuple[GrowthStep, ...] = ()
-    """What was done to the starting module, in order."""
+    """Growth steps of the starting module, in order."""
     channels_last: bool = False
-    """Whether its kernels lie in channels-last. Growth keeps the layout."""
+    """Whether its kernels are in channels-last layout. Growth keeps the layout."""
     execution: Execution | None = None
-    """What computes training steps; None: the module itself. Growth drops it, as its graph is the smaller model's."""
+    """Computation of training steps; None for the module itself. Growth drops it: its graph is of the smaller model."""
 
     @property
     def computing(self) -> nn.Module:
-        """What computes training steps: outputs, gradients and buffers are the module's."""
+        """Module that computes training steps: outputs, gradients and buffers are those of `module`."""
         return self.module if self.execution is None else self.execution.module
 
     @property
     def execution_state(self) -> ExecutionState:
-        """How steps are computed, for checkpoints and other workers."""
+        """Computation of steps, for checkpoints and other workers."""
         plan = None if self.execution is None else dict(self.execution.plan)
         return ExecutionState(channels_last=self.channels_last, plan=plan)
 
     def computed_as(self, state: ExecutionState, example_input: ExampleInput) -> Network:
-        """Return this network, whose steps are computed as `state` says.
+        """Return this network with the execution described by `state`.
 
-        Where its plan does not fit here (another device) or cannot be read, the module computes them, which gives the
-        same.
+        Where its plan does not fit here (another device) or cannot be read, the module computes the steps, with the
+        same result.
         """
         if state.channels_last != self.channels_last:
             lay(self.module, self.optimizer, channels_last=state.channels_last)
@@ -88,13 +88,13 @@ class Network:
         return sum(parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad)
 
     def grown(self, action: Action, example_input: ExampleInput, insertion: Insertion, seed: int) -> Network:
-        """Return the network after `action`, computing the same; raises `GrowthError` where that cannot be.
+        """Return the network after `action`, computing the same; raise `GrowthError` where that is impossible.
 
-        This network, which needs a description, is left as it is. `insertion` is how layers are inserted, `seed` says
-        whatever the growth draws.
+        This network, which needs a description, is not changed. `insertion` is the kind of insertion of layers, `seed`
+        seeds the growth's random choices.
         """
         if self.architecture is None:
-            raise GrowthError(f"the model is not described, so {action} cannot be carried out on it")
+            raise GrowthError(f"the model has no description, so {action} cannot be carried out on it")
         step = step_of(action.kind).planned(action, self.architecture, insertion, seed)
         module, optimizer = step.grown(self.module, self.optimizer, example_input)
         without_stale(optimizer, self.module, module)
@@ -105,18 +105,18 @@ class Network:
 
     @property
     def unfolds(self) -> bool:
-        """Whether a growth is not over yet: training still moves the module to what the description says."""
+        """Whether a growth is not complete: training still moves the module to its described form."""
         return any(step.unfolds(self.module) for step in gradual(self.history))
 
     @property
     def waiting(self) -> frozenset[Action]:
-        """The growths that the description offers, and that have to wait until an earlier one is over."""
+        """Growths that the description offers but that have to wait for an earlier one."""
         steps = [step for step in gradual(self.history) if step.unfolds(self.module)]
         growths = () if self.architecture is None or not steps else offered(self.architecture)
         return frozenset(one for one in growths if any(step.holds_up(self.module, one) for step in steps))
 
     def advance(self, used: float) -> None:
-        """Before a step: move growths that come gradually to where they are when the share `used` of the budget is.
+        """Move gradual growths, before a step, to their positions at the used share `used` of the budget.
 
         All workers that train together call it with the same share.
         """
@@ -124,7 +124,7 @@ class Network:
             step.advance(self.module, used)
 
     def is_finite(self) -> bool:
-        """Return whether no parameter holds NaN or infinity, and no buffer NaN: masks of attention hold infinities."""
+        """Return whether no parameter holds NaN or infinity, and no buffer NaN: attention masks hold infinities."""
         parameters = dict(self.module.named_parameters(remove_duplicate=False))
         found = [
             torch.isfinite(tensor).all() if name in parameters else ~torch.isnan(tensor).any()
@@ -135,7 +135,7 @@ class Network:
 
 
 _NAMED: Final = 2
-"""Places that cannot grow, in a message."""
+"""Number of refused places named in a message."""
 
 
 def new_network(
@@ -145,7 +145,7 @@ def new_network(
     insertion: Insertion,
     operations: Sequence[str] = (DEEPEN.name,),
 ) -> tuple[Network, str]:
-    """Return the starting network, and what it cannot do, as `starting_architecture` does."""
+    """Return the starting network, and the problem text of `starting_architecture`."""
     architecture, problem = starting_architecture(module, example_input, insertion, operations)
     return Network(module, build_optimizer(spec, module), architecture), problem
 
@@ -153,9 +153,9 @@ def new_network(
 def starting_architecture(
     module: nn.Module, example_input: ExampleInput, insertion: Insertion, operations: Sequence[str]
 ) -> tuple[Architecture | None, str]:
-    """Return the description of a starting model, None where there is none, and what it cannot do ('' if nothing).
+    """Return a starting model's description, None where it has none, and the growth it does not support ('' if none).
 
-    One that cannot grow by an operation is described for those before it; growth points come first.
+    A model that does not support an operation is described for the operations before it; growth points come first.
     """
     with remembering(module, example_input):
         return _starting_architecture(module, example_input, insertion, operations)
@@ -188,7 +188,7 @@ def _starting_architecture(
 def nowhere(
     module: nn.Module, example_input: ExampleInput, operations: Sequence[str], insertion: Insertion = Insertion.EXACT
 ) -> str:
-    """Return why a model that is described has no place to grow by `operations`, and what would help."""
+    """Return why a described model has no place to grow by `operations`, and the remedy."""
     try:
         refused = [one for name in operations for one in _refused(module, example_input, name, insertion)]
     except GrowthError as error:
@@ -216,7 +216,7 @@ _LACKS: Final = {
 def _refused(
     module: nn.Module, example_input: ExampleInput, name: str, insertion: Insertion
 ) -> list[tuple[str, Refusal]]:
-    """Return what an operation refuses, by the layer."""
+    """Return the refusals of an operation, by layer."""
     if name == ADD_BLOCK.name:
         return [(one.layer, one) for one in refused_blocks(module, example_input, insertion)]
     if name == WIDEN.name:
@@ -258,7 +258,7 @@ def resumed_network(
 def with_targets(
     architecture: Architecture, start: Architecture | None, history: tuple[GrowthStep, ...]
 ) -> Architecture:
-    """Return the description of a checkpoint, with the targets that the job has begun to ask for since."""
+    """Return the description of a checkpoint, with the targets of operations that the job has allowed since."""
     if start is None or set(described(start)) <= set(described(architecture)):
         return architecture
     grown = start
@@ -267,9 +267,9 @@ def with_targets(
             grown = growth.action.carried_out(grown)
     except GrowthError:
         return architecture
-    # Not where the insertion is another than it was: then it is not this model that was grown on paper.
+    # If the insertion has changed, the description grown here is not that of this model.
     return grown if grown.layers == architecture.layers else architecture
 
 
 OPTIMIZER_PREFIX = "optimizer."
-"""Of optimizer tensors in `training.safetensors`, which also holds those of `randomness`."""
+"""Prefix of optimizer tensors in `training.safetensors`, which also holds those of `randomness`."""

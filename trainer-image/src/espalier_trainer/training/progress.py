@@ -1,6 +1,6 @@
-"""The progress of a run, which is reported, checkpointed and resumed; and the reason why it ends.
+"""Progress of a run, which is reported, checkpointed and resumed; and the reason why a run ends.
 
-A failure is reported by its cause in one sentence, and by whether the same start would fail again.
+A failure is reported with its cause in one sentence, and with whether the same start would fail again.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from espalier_trainer.training.network import Network
 
 @dataclass
 class RunProgress:
-    """Everything of a run that is neither a tensor nor a clock."""
+    """All state of a run except tensors and clocks."""
 
     depth_before: int
     parameters_before: int
     epoch: int = 0
-    """Epochs finished."""
+    """Number of epochs finished."""
     step: int = 0
     cursor: int = 0
-    """Batches of the current epoch already trained on."""
+    """Number of batches of the current epoch already trained on."""
     epoch_loss_sum: float = 0.0
     consultations: int = 0
     adaptations: list[Adaptation] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
-    """The latest figures by name."""
+    """Latest figures by name."""
     max_step_gap_seconds: float = 0.0
-    """Longest wall time between the ends of two optimizer steps, all incarnations; time spent dead not included."""
+    """Longest wall seconds between the ends of two optimizer steps, of all incarnations, without time between them."""
 
     def metric_tuple(self) -> tuple[Metric, ...]:
-        """Return the metrics for a report; one that is not finite is left out."""
+        """Return the metrics for a report, without values that are not finite."""
         return tuple(Metric(name=name, value=value) for name, value in self.metrics.items() if math.isfinite(value))
 
     def validated(self, evaluation: Evaluation) -> None:
-        """Keep an evaluation; an adaptation that waited for the score after it gets it."""
+        """Store an evaluation; also as the later score of an adaptation that waits for it."""
         self.metrics |= evaluation.named("validation")
         if self.adaptations and self.adaptations[-1].after is None:
             self.adaptations[-1] = self.adaptations[-1].followed_by(evaluation.score)
@@ -57,11 +57,11 @@ class RunProgress:
 
 @dataclass
 class StepGaps:
-    """Wall seconds between the ends of two optimizer steps: what evaluating, saving and growing cost training."""
+    """Wall seconds between the ends of two optimizer steps: the cost of evaluating, saving and growing."""
 
     clock: Callable[[], float]
     observe: Callable[[float], None] = lambda seconds: None
-    """Called with each."""
+    """Called with each gap."""
     _last: float | None = None
     _longest: float = 0.0
 
@@ -83,7 +83,7 @@ class StepGaps:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a run ends."""
+    """Phase and reason with which a run ends."""
 
     phase: TrainerPhase
     reason: Reason
@@ -92,13 +92,13 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """What a run came to."""
+    """The result of a run."""
 
     phase: TrainerPhase
     reason: Reason
     message: str
     used_seconds: float
-    """The final evaluation included."""
+    """Used seconds of the budget, the final evaluation included."""
     epochs: int
     steps: int
     test_score: Score | None
@@ -114,12 +114,12 @@ class TrainingResult:
 
     @property
     def test_accuracy(self) -> float | None:
-        """The accuracy on the test split, of a classification."""
+        """Accuracy on the test split; None for other tasks than classification."""
         return accuracy_of(self.test_score)
 
     @property
     def validation_accuracy(self) -> float | None:
-        """The accuracy at the last evaluation, of a classification."""
+        """Accuracy at the last evaluation; None for other tasks than classification."""
         return accuracy_of(self.validation_score)
 
 
@@ -131,7 +131,7 @@ def result_of(
     used_seconds: float,
     allocation: Allocation,
 ) -> TrainingResult:
-    """Return what a run came to that ended so."""
+    """Return the result of a run that ended with `ending`."""
     return TrainingResult(
         phase=ending.phase,
         reason=ending.reason,
@@ -165,13 +165,13 @@ _LASTING: Final = frozenset(
         errno.ELOOP,
     )
 )
-"""Errors of the operating system that a wrong path or missing rights cause."""
+"""Operating-system errors caused by a wrong path or missing permissions."""
 _OF_A_DEVICE: Final = ("CUDA", "cuDNN", "CUBLAS", "NCCL", "Gloo", "out of memory", "DataLoader worker")
-"""Parts of the messages of torch's `RuntimeError` that speak of a device, a connection or a killed process."""
+"""Parts of messages of torch's `RuntimeError` that indicate a device, a connection or a killed process."""
 
 
 def sentence(error: BaseException) -> str:
-    """Return the cause in one sentence, with the user's file and line where the error has passed one."""
+    """Return the cause in one sentence, with the user's file and line where the traceback has one."""
     text = "".join(traceback.format_exception(error))
     if not isinstance(error, TrainerError | LossNotFiniteError):
         return cause_in(text, ends_with_it=True)
@@ -180,10 +180,10 @@ def sentence(error: BaseException) -> str:
 
 
 def ending_of(error: BaseException, *, stepped: bool) -> Ending:
-    """Return how a run ends by an exception; `stepped` tells whether this process has taken a step before.
+    """Return how a run ends by an exception; `stepped` tells whether this process had taken a step before.
 
-    The reason `TrainerFailed` is for what may go better when the same job is started again: any error after a step, and
-    one of the surroundings before. All else would only be repeated: it is for the author of the job.
+    The reason is `TrainerFailed` where starting the same job again may succeed: for any error after a step, and for an
+    error of the environment before. Any other error would be repeated: the author of the job has to act.
     """
     if isinstance(error, LossNotFiniteError):
         return Ending(TrainerPhase.FAILED, Reason.LOSS_NOT_FINITE, sentence(error))
@@ -201,10 +201,10 @@ _CODES: Final = {Reason.LOSS_NOT_FINITE: ExitCode.LOSS_NOT_FINITE, Reason.TRAINE
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether the same start may succeed later: the error, or one that it came from, is of the surroundings.
+    """Return whether the same start may succeed later: the error, or one of its causes, comes from the environment.
 
-    Of the surroundings are memory, devices, connections (those of torch.distributed too) and file systems, but not a
-    wrong path or missing rights.
+    The environment is memory, devices, connections (including torch.distributed's) and file systems, but not a wrong
+    path or missing permissions.
     """
     return any(_is_of_the_surroundings(each) for each in _chain(error))
 
@@ -219,7 +219,7 @@ def _is_of_the_surroundings(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and those that it was raised from or while handling."""
+    """Yield the error and the errors that it was raised from or while handling."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

@@ -846,7 +846,7 @@ def test_a_grown_model_that_can_no_longer_grow_says_why(
     _one_epoch(nn.Sequential(*layers()), grow=True)
     Untraceable.__name__ = "Sequential"
     for model, options, said in (
-        (nn.Sequential(*layers()), {}, "the model has grown, and this script does not let it"),
+        (nn.Sequential(*layers()), {}, "the model has grown, and this script does not allow growth"),
         (
             Untraceable(*layers()),
             {"grow": True},

@@ -509,7 +509,7 @@ def test_the_state_of_an_optimizer_keeps_its_types(kind: Any, make_checkpoint: C
             lambda _: {"act": abs},
             "keeps for '0.weight' holds a builtin_function_or_method",
         ),
-        (None, "Keeping keeps a state for 'steps', which is no parameter"),
+        (None, "Keeping keeps a state for 'steps', not a parameter"),
     ],
 )
 def test_a_state_of_an_optimizer_that_cannot_be_kept_is_refused_after_the_first_step(

@@ -1,5 +1,5 @@
-"""The built-in loop, which users know as the ready trainer: it trains the model and data set that a job names.
+"""The built-in loop, called the ready trainer in the user documentation: it trains a job's model and data set.
 
-It is a loop on `run.Run`, as a user's own is (`user_loop`): `trainer.Trainer` in the worker that leads,
-`worker.BuiltinWorker` in the others, both over one `state.BuiltinState` and one `steps.take`.
+It is a loop on `run.Run`, like a user's own (`user_loop`): `trainer.Trainer` in the leader, `worker.BuiltinWorker` in
+the others, both over one `state.BuiltinState` and one `steps.take`.
 """

@@ -1,4 +1,4 @@
-"""The hooks that a job's `adaptation.onReclaim` asks for. Distillation is imported on use."""
+"""Hooks for a job's `adaptation.onReclaim`. Distillation is imported on use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Keeper(Hooks):
     context: HookContext
 
     def restore(self, checkpoint: Checkpoint, network: Network) -> Network:
-        """Return the larger network, if a smaller one is tried."""
+        """Return the larger network, if a smaller one is on trial."""
         if checkpoint.state.shrinking is None:
             return network
         from espalier_trainer.distillation.trial import untried

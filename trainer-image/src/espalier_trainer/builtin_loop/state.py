@@ -22,7 +22,7 @@ class BuiltinState:
     def __init__(
         self, job: AdaptiveTrainingJob, start: Network, example: Tensor, device: torch.device, hooks: Hooks
     ) -> None:
-        """`start` is the job's starting network, which every state is rebuilt from."""
+        """`start` is the job's starting network, from which every state is rebuilt."""
         self._optimizer, self._start, self._example, self._hooks = job.spec.training.optimizer, start, example, hooks
         self._linear = job.spec.training.schedule.name == "BudgetLinear"
         self.schedule = build_schedule(job.spec.training.schedule, self._optimizer.learning_rate)
@@ -37,28 +37,28 @@ class BuiltinState:
         return {}
 
     def adopt(self, network: Network) -> None:
-        """Train `network` from now on."""
+        """Replace the network in training by `network`."""
         self.network = network
         network.module.train()
 
     def advance(self, used: float) -> None:
-        """Before a step: see `Network.advance`."""
+        """Advance the network before a step; see `Network.advance`."""
         self.network.advance(used)
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Become what a checkpoint holds.
+        """Load the state of a checkpoint.
 
         Raises `CheckpointMismatchError` for a checkpoint of another model or schedule.
         """
-        self.network = self._start  # the memory may not do for two grown networks
+        self.network = self._start  # memory may not suffice for two grown networks
         network = resumed_network(self._start, checkpoint, self._optimizer, self._example)
         self.network = self._hooks.restore(checkpoint, network)
         if network.optimizer is not self._start.optimizer:
-            self._start.optimizer.state.clear()  # what a worker has warmed up with
+            self._start.optimizer.state.clear()  # left from a worker's warm-up
         self.note(checkpoint.state)
 
     def note(self, state: CheckpointState) -> None:
-        """Take over the schedule's state. Raises `CheckpointMismatchError` for another schedule's."""
+        """Load the schedule's state. Raises `CheckpointMismatchError` for another schedule's state."""
         try:
             self.schedule.load_state(state.schedule)
         except KeyError as error:
@@ -68,11 +68,11 @@ class BuiltinState:
             ) from error
 
     def restart_schedule(self, moment: Moment) -> None:
-        """Begin the schedule again."""
+        """Restart the schedule."""
         self.schedule.restart(moment)
 
     def trial_rates(self, current: float | None, restarts: bool) -> TrialRates:
-        """Return learning rates."""
+        """Return the initial learning rates of a trial."""
         initial = self._optimizer.learning_rate
         same = initial if current is None else current
         return TrialRates(initial if restarts else same, same, self._linear)
@@ -83,7 +83,7 @@ class BuiltinState:
 
 
 def identity(job: AdaptiveTrainingJob, seed: int) -> CheckpointIdentity:
-    """Return what must be equal for a checkpoint to be resumed from."""
+    """Return the identity that must be equal to resume from a checkpoint."""
     training = job.spec.training
     return CheckpointIdentity(
         job=job.key,

@@ -21,7 +21,7 @@ from espalier_trainer.training.network import Network
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What all steps of a loop have in common."""
+    """The common arguments of all steps of a loop."""
 
     training: TrainingSpec
     method: Method
@@ -31,7 +31,7 @@ class StepContext:
 
 
 def take(context: StepContext, network: Network, order: EpochOrder, cursor: int, plan: StepPlan) -> StepResult:
-    """Take the planned step at batch `cursor` of the epoch; returns its result.
+    """Take the planned step at batch `cursor` of the epoch; return its result.
 
     Raises `GroupBrokenError` where another member of the group is gone: then the step was not taken.
     """
@@ -72,7 +72,7 @@ def optimize(
     loss = _loss(network, inputs, labels, method, criterion)
     torch.autograd.backward(loss)
     scale = method.update(network) if is_taken(network, loss) else 1.0
-    # Waits for the device: without it steps would queue up past the deadline.
+    # Wait for the device: otherwise steps would queue up past the deadline.
     return StepResult(float(loss.item()), (), examples=len(labels), scale=scale)
 
 

@@ -1,4 +1,4 @@
-"""The built-in training loop, in the worker that leads."""
+"""The built-in training loop in the leader."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Trainer:
     """Trains one model for one job. After `run`, `network` is the trained (and grown) one.
 
-    `shrink_options` is how a smaller model is tried when GPUs are taken back and the job says `onReclaim: Distill`.
+    `shrink_options` configure the trial of a smaller model when GPUs are taken back, for `onReclaim: Distill`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Trainer:
         used, clock = services.scheduler.used_seconds, services.clock
         context = HookContext(job, self._data, start, self._seed, self._device, used, clock)
         self.hooks: Hooks = on_reclaim(context, shrink_options)
-        """What takes part in the run without being its loop."""
+        """Features outside the loop that take part in the run."""
         self._context = StepContext(self._training, self._method, self._data.train, self.hooks)
         self._state = BuiltinState(job, start, example, self._device, self.hooks)
         loop = LoopSpec(
@@ -81,7 +81,7 @@ class Trainer:
             study=study or Study(),
             loss=self._loss,
             batching=batching_of(self._training, self._training.batch_size, start.optimizer),
-            # The leader takes a step back without computing, which the batch norms of the others would wait for.
+            # The leader revokes a step without computing, which would leave the others' batch norms waiting.
             announces=not self._training.sync_batch_norm,
             optimiser=self._optimiser(job),
         )
@@ -93,7 +93,7 @@ class Trainer:
         return self._state.network
 
     def run(self) -> TrainingResult:
-        """Train to the end of the budget, or until stopped; resumes from the newest checkpoint.
+        """Train to the end of the budget, or until stopped, from the newest checkpoint on.
 
         Raises `CheckpointMismatchError` where the checkpoint is of another run.
         """
@@ -116,11 +116,11 @@ class Trainer:
         return result_of(ending, test, self.network, run.progress, used, run.allocation)
 
     def broken_by(self, error: BaseException) -> Ending:
-        """Report that `run` was ended by an exception, and return how."""
+        """Report that an exception ended `run`, and return the ending."""
         return self._run.broken_by(error)
 
     def _optimiser(self, job: AdaptiveTrainingJob) -> Optimiser | None:
-        """Return what looks for a faster computation of steps; None where the job does not ask for it."""
+        """Return the search for a faster computation of steps; None where the job requests none."""
         training, spec = self._training, job.spec.adaptation
         if spec.optimise is Optimise.OFF and training.memory_format is MemoryFormat.CONTIGUOUS:
             return None
@@ -130,7 +130,7 @@ class Trainer:
         return Optimiser(spec, training.memory_format, probe, self._services.scheduler, self._services.clock)
 
     def _share(self, workers: int) -> tuple[Tensor, Tensor]:
-        """Return what one of the workers computes in a pass of a step."""
+        """Return the inputs and labels of one worker in one pass of a step."""
         training, batching = self._training, self._run.batching
         parts = training.accumulation
         if training.elastic_batch is not ElasticBatch.SCALE_LINEAR:
@@ -156,7 +156,7 @@ class Trainer:
             try:
                 joint = self._step(plan, order)
             except GroupBrokenError:
-                continue  # the step was not taken; at its boundary the members are gathered again
+                continue  # the step was not taken; the boundary gathers the members again
             except torch.OutOfMemoryError as error:
                 recover(run, error)
                 continue
@@ -175,10 +175,10 @@ class Trainer:
         return run.compute_step(plan, lambda: take(self._context, computed(run), order, cursor, plan))
 
     def _validate(self, epochs: int, batches: int) -> None:
-        """Evaluate on the validation split, where that is due after `epochs` epochs of `batches` batches."""
+        """Evaluate on the validation split, if due after `epochs` epochs of `batches` batches."""
         run, scheduler = self._run, self._services.scheduler
         evaluation = None
-        # An evaluation that would outlive the budget is not begun: training to the deadline is worth more.
+        # An evaluation that would exceed the budget is skipped: training to the deadline is worth more.
         if epochs % self._training.evaluate_every_epochs == 0 and run.evaluation_seconds < scheduler.time_left():
             began = scheduler.used_seconds()
             data = self._data.validation

@@ -1,4 +1,4 @@
-"""The built-in training loop, in a worker that trains a copy of the model by itself for a trial."""
+"""The built-in training loop in a worker that trains a copy of the model by itself for a trial."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from espalier_trainer.trials.solo import SoloStep, SoloTrial
 
 
 class BuiltinTrial(SoloTrial):
-    """Computes its steps itself, with the learning rate that the order sets."""
+    """Trial that computes its own steps, with the learning rate that the order sets."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class BuiltinTrial(SoloTrial):
         job: AdaptiveTrainingJob,
         stop: Callable[[], bool],
     ) -> None:
-        """`seed` is that of the order of the examples."""
+        """`seed` determines the order of the examples."""
         super().__init__(state, held, data.example_input(), job.spec.adaptation.insertion, stop)
         self._context, self._data, self._seed = context, data, seed
         self._order: EpochOrder | None = None
@@ -43,7 +43,7 @@ class BuiltinTrial(SoloTrial):
         return SoloStep(take(self._context, self._state.network, self._of(epoch), cursor, StepPlan(rate=rate)).loss)
 
     def loss(self, stop: Callable[[], bool]) -> float | None:
-        """Return the loss on the validation split; None where `stop` broke the evaluation off."""
+        """Return the loss on the validation split; None where `stop` cancelled the evaluation."""
         network, split, context = self._state.network, self._data.validation, self._context
         evaluation = context.method.evaluation(network, split, context.training.batch_size, stop)
         return None if evaluation is None else evaluation.loss

@@ -1,4 +1,4 @@
-"""The built-in training loop, in a worker that does not lead: it takes part in the leader's steps."""
+"""The built-in training loop in a worker other than the leader: it takes part in the leader's steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class BuiltinWorker:
-    """One worker's life."""
+    """A worker other than the leader."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class BuiltinWorker:
         *,
         stop: Callable[[], bool],
     ) -> None:
-        """`start` is the job's starting network, which every state is rebuilt from."""
+        """`start` is the job's starting network, from which every state is rebuilt."""
         self._data, self._device, self._seed = data, device, seed
         self.hooks = on_reclaim(HookContext(job, data, start, seed, device))
-        """Whom this member's examples are taught by; what is tried, and when, is the leader's matter."""
+        """Hooks with this worker's loss for distillation; the leader decides what is tried, and when."""
         method = method_of(job.spec.training, start.module)
         self._context = StepContext(job.spec.training, method, data.train, self.hooks)
         self._start = start
@@ -58,15 +58,15 @@ class BuiltinWorker:
             trial = BuiltinTrial(replace(self._context, hooks=Hooks()), state, self.held, data, seed, job, stop)
         self._member = Member(self.held, seed, device, identity, stop=stop, carry_out=trial)
         self._order: EpochOrder | None = None
-        """Of the epoch of the last step: drawing a permutation of all examples takes longer than a small step."""
+        """Order of the last step's epoch: drawing a permutation of all examples takes longer than a small step."""
 
     @property
     def network(self) -> Network | None:
-        """The network that this worker holds; None before the first generation."""
+        """Network that this worker holds; None before the first generation."""
         return self.held.network
 
     def warm_up(self) -> None:
-        """Take a step with the starting network, which the leader's state overwrites: the first one is slow.
+        """Take a step with the starting network, which the leader's state overwrites: the first step is slow.
 
         Memory that is filled for the first time costs more than the step itself, and all members would wait for it.
         """
@@ -81,7 +81,7 @@ class BuiltinWorker:
         network.optimizer.zero_grad(set_to_none=True)
 
     def run(self, rendezvous: Rendezvous) -> bool:
-        """Take part until the job ends (returns True), or until `stop` returns True (returns False)."""
+        """Take part until the job ends (return True), or until `stop` returns True (return False)."""
         for request in self._member.requests(rendezvous):
             try:
                 self._step(request)

@@ -1,4 +1,4 @@
-"""A checkpoint in memory: all of a training run. `checkpoint_store` keeps it in files."""
+"""A checkpoint in memory: the whole state of a training run. `store` keeps it in files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DocumentT = TypeVar("DocumentT", bound=Record)
 
 
 class CheckpointIdentity(Record):
-    """What must be equal for a checkpoint to be resumed from."""
+    """Values that must be equal to resume from a checkpoint."""
 
     job: str
     model: str
@@ -34,7 +34,7 @@ class CheckpointIdentity(Record):
     seed: int
 
     def require(self, other: CheckpointIdentity) -> None:
-        """Raise `CheckpointMismatchError`, naming what differs, unless `other` is equal."""
+        """Raise `CheckpointMismatchError`, naming the differences, unless `other` is equal."""
         ours, theirs = self.model_dump(), other.model_dump()
         differences = [f"{key}: {theirs[key]!r} there, {ours[key]!r} here" for key in ours if ours[key] != theirs[key]]
         if differences:
@@ -45,54 +45,54 @@ class CheckpointIdentity(Record):
 
 
 class BatchState(Record):
-    """What a checkpoint keeps of it."""
+    """State of the batch size's adaptation."""
 
     batches: int = Field(default=1, ge=1)
-    """The batch size divided by the author's."""
+    """Batch size divided by the author's."""
     fits: int = Field(default=0, ge=0)
-    """The most examples that a worker has computed in a pass with the current model."""
+    """Maximum number of examples that a worker has computed in a pass with the current model."""
     pass_limit: int | None = Field(default=None, ge=1)
-    """The most examples of a pass, after a worker was out of memory; None: it never was."""
+    """Limit of examples in a pass, set after a worker was out of memory; None if none was."""
     parameters: int = Field(default=0, ge=0)
-    """Of the current model."""
+    """Number of parameters of the current model."""
     noise: GradientNoise | None = None
-    """By which the learning rate is scaled; after a growth, that of the smaller model until a new one is known."""
+    """Noise that scales the learning rate; after a growth, the smaller model's until a new one is known."""
     progress: float = Field(default=0.0, ge=0)
-    """Steps of the author's batch size that the steps so far are worth (AdaScale's scale-invariant iterations)."""
+    """Number of steps of the author's batch size that all steps are worth (AdaScale's scale-invariant iterations)."""
     scheduled: int = Field(default=0, ge=0)
-    """How often the schedule of the learning rate has counted an epoch."""
+    """Number of epochs that the learning rate's schedule has counted."""
 
 
 class ExecutionState(Record):
-    """What checkpoints and other workers need to compute steps in the same way, without a search."""
+    """State that checkpoints and other workers need to compute steps in the same way, without a search."""
 
     channels_last: bool = False
-    """Whether kernels lie in channels-last."""
+    """Whether kernels are in channels-last layout."""
     plan: dict[str, Any] | None = None
-    """How the computation of steps is derived from the module (`training.execution`); None: the module itself."""
+    """Derivation of the step computation from the module (`training.execution`); None for the module itself."""
 
 
 class CheckpointState(Record):
-    """All of a training run that is not a tensor."""
+    """The state of a training run without its tensors."""
 
     identity: CheckpointIdentity
     architecture: Architecture | None = None
-    """None where the model cannot be described; it has then never grown."""
+    """Description of the model; None where it cannot be described, and so has never grown."""
     growth: tuple[Growth, ...] = ()
-    """What was done to the starting model, in order; absent in checkpoints from before widening, whose growth in depth
-    is in the architecture."""
+    """Growth steps of the starting model, in order; absent in checkpoints from before widening, whose growth in
+    depth is in the architecture."""
     packages: dict[str, str] | None = None
-    """The packages whose operations the model has grown by, by the `kind` of the growth; None: by built-in ones."""
+    """Packages of the operations that have grown the model, by the growth's `kind`; None if all are built in."""
     epoch: int = Field(ge=0)
-    """Epochs begun before the current one."""
+    """Number of epochs begun before the current one."""
     step: int = Field(ge=0)
     cursor: int = Field(ge=0)
-    """Batches of the current epoch already trained on."""
+    """Number of batches of the current epoch already trained on."""
     epoch_loss_sum: float
     """Sum of the losses of these batches."""
     used_seconds: float = Field(ge=0)
     example: Example | None = None
-    """Of a batch of two inputs of the model; None where it is not known."""
+    """Shapes of a batch of two inputs of the model; None where unknown."""
     consultations: int = Field(ge=0)
     adaptations: tuple[Adaptation, ...]
     metrics: tuple[Metric, ...]
@@ -102,16 +102,16 @@ class CheckpointState(Record):
     schedule: dict[str, object]
     optimizer_groups: tuple[dict[str, object], ...]
     optimizer_values: dict[str, dict[str, object]]
-    """State of the optimizer that is no tensor, by parameter name."""
+    """Non-tensor state of the optimizer, by parameter name."""
     shrinking: dict[str, object] | None = None
-    """What hooks keep in a checkpoint (`training.hooks`); None where they keep nothing."""
+    """State of hooks (`training.hooks`); None where they have none."""
     batching: BatchState | None = None
-    """None where the author of the job decides on the batch size."""
+    """State of the batch size's adaptation; None where the author of the job sets the batch size."""
     measurements: Measurements = Measurements()
     execution: ExecutionState = ExecutionState()
-    """How steps are computed; by default as the module's code says."""
+    """Computation of steps; by default that of the module's code."""
     random: dict[str, object]
-    """Python's and numpy's generator states; torch's are tensors."""
+    """Generator states of Python and numpy; torch's are tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +127,9 @@ class Checkpoint:
         return {name.removeprefix(prefix): each for name, each in self.training.items() if name.startswith(prefix)}
 
     def copied(self, room: Checkpoint | None = None) -> Checkpoint:
-        """Return one that does not change with the network it was made of, on the CPU: a device may be nearly full.
+        """Return a copy, independent of the network it was made from, on the CPU: a device may be nearly full.
 
-        Tensors of `room`, an earlier copy that nobody reads any more, are overwritten where they fit.
+        Tensors of `room`, an earlier copy that is no longer read, are overwritten where they fit.
         """
         model, training = (
             {name: _copied(tensor, there.get(name)) for name, tensor in tensors.items()}
@@ -140,7 +140,7 @@ class Checkpoint:
     def room(self, room: Checkpoint | None = None) -> Checkpoint:
         """Return memory for a copy, each page of it in use, with the tensors of an earlier `room` that fit.
 
-        The tensors of this one are not read, so they may change meanwhile.
+        The tensors of this checkpoint are not read, so they may change meanwhile.
         """
         model, training = (
             {name: _made(tensor, there.get(name)) for name, tensor in tensors.items()}
@@ -155,10 +155,10 @@ class Checkpoint:
 
 
 def loads_grown(text: str, model: type[DocumentT], source: str) -> DocumentT:
-    """Parse a document that is a `CheckpointState`, or has one; `source` names it in errors.
+    """Parse a `CheckpointState`, or a document that contains one; `source` names it in errors.
 
     Raises `DocumentError` as `loads` does, and `CheckpointMismatchError` if the model has grown by an operation whose
-    package is missing here, or another one.
+    package is missing here, or has another version.
     """
     try:
         return loads(text, model, source)
@@ -171,13 +171,13 @@ def loads_grown(text: str, model: type[DocumentT], source: str) -> DocumentT:
         package = _packages(json.loads(text), fault["loc"]).get(fault["input"].get("kind"))
         named = f"the package {package}" if package else "the package of this operation"
         raise CheckpointMismatchError(
-            f"{source}: the model has grown by an operation that is not here as it was then ({fault['msg']}); install "
+            f"{source}: the model has grown by an operation that is missing or differs here ({fault['msg']}); install "
             f"{named} where the trainer runs"
         ) from error
 
 
 def _packages(body: object, place: Iterable[int | str]) -> dict[object, object]:
-    """Return the `packages` of the innermost part of a document that has some and holds the `place`."""
+    """Return the `packages` of the innermost part of a document that has some and contains the `place`."""
     found: object = None
     for part in place:
         if not isinstance(body, dict):
@@ -197,7 +197,7 @@ def _copied(tensor: Tensor, room: Tensor | None) -> Tensor:
 def _made(tensor: Tensor, room: Tensor | None) -> Tensor:
     """Return a tensor on the CPU for a copy: `room` if it fits."""
     if room is None or not _fits(tensor, room):
-        return torch.full(tensor.shape, 1, dtype=tensor.dtype)  # zeros may be memory that nobody has touched
+        return torch.full(tensor.shape, 1, dtype=tensor.dtype)  # zeros may be memory without physical pages
     return room
 
 

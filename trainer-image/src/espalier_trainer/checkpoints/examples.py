@@ -1,4 +1,4 @@
-"""The shape of a model's input: enough to run the model once, without anybody's data."""
+"""The shape of a model's input: enough to run the model once, without user data."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ExampleShape(Record):
 
     shape: tuple[int, ...]
     dtype: str
-    """As torch names it, without `torch.`."""
+    """Name of the type in torch, without `torch.`."""
     fill: int | bool = 0
-    """All entries, where they are no floating-point numbers."""
+    """Value of all entries, where they are not floating-point numbers."""
 
     @field_validator("dtype")
     @classmethod
@@ -41,11 +41,11 @@ class ExampleShape(Record):
         return self.shape[0]
 
     def of_rows(self, rows: int) -> ExampleShape:
-        """Return the same with another number of examples."""
+        """Return the same shape with another number of examples."""
         return self.model_copy(update={"shape": (rows, *self.shape[1:])})
 
     def make(self) -> Tensor:
-        """Return an input: random numbers, always the same; `fill` where they are no floating-point numbers."""
+        """Return an input: fixed random numbers, or `fill` where entries are not floating-point numbers."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         if not dtype.is_floating_point:
             return torch.full(self.shape, self.fill, dtype=dtype)
@@ -53,18 +53,18 @@ class ExampleShape(Record):
 
 
 class ExampleConstant(Record):
-    """An argument that is no tensor."""
+    """An argument that is not a tensor."""
 
     value: bool | int | float | str | None
 
 
 class ExampleArguments(Record):
-    """The shapes of several inputs: positional or named arguments of a forward, perhaps in containers."""
+    """The shapes of several inputs: positional or named arguments of a forward, possibly in containers."""
 
     structure: str
-    """Of the arguments, as torch's pytree writes it."""
+    """Structure of the arguments, in the format of torch's pytree."""
     leaves: tuple[ExampleShape | ExampleConstant, ...]
-    """What is in it, in order."""
+    """Tensors and constants in the structure, in order."""
 
     @property
     def rows(self) -> int:
@@ -72,7 +72,7 @@ class ExampleArguments(Record):
         return next(each.rows for each in self.leaves if isinstance(each, ExampleShape) and each.shape)
 
     def of_rows(self, rows: int) -> ExampleArguments:
-        """Return the same with another number of examples, in every tensor with as many rows as the first."""
+        """Return the same arguments with another number of examples, in every tensor with as many rows as the first."""
         leaves = tuple(
             each.of_rows(rows) if isinstance(each, ExampleShape) and each.shape[:1] == (self.rows,) else each
             for each in self.leaves
@@ -80,7 +80,7 @@ class ExampleArguments(Record):
         return self.model_copy(update={"leaves": leaves})
 
     def make(self) -> ExampleInput:
-        """Return the arguments, with tensors as `ExampleShape.make` makes them."""
+        """Return the arguments, with tensors from `ExampleShape.make`."""
         made: ExampleInput = self.put(
             [each.make() if isinstance(each, ExampleShape) else each.value for each in self.leaves]
         )
@@ -95,9 +95,9 @@ Example = ExampleShape | ExampleArguments
 
 
 def known(example: ExampleInput) -> Example | None:
-    """Return what is kept of an example input; None where it has no rows, or holds what is neither tensor nor value.
+    """Return the stored form of an example input; None where it has no rows, or holds neither tensors nor constants.
 
-    Of integers the greatest is kept, which is as good an index, length or mask as they are.
+    Of integers the greatest is stored, which is as good an index, length or mask as the others.
     """
     if isinstance(example, Tensor):
         return _shape(example) if example.shape else None
@@ -117,6 +117,6 @@ def _shape(value: Tensor) -> ExampleShape:
     shape = ExampleShape.of(value)
     if not value.numel() or value.is_floating_point() or value.is_complex():
         return shape
-    # Of unsigned ones torch computes no maximum.
+    # torch computes no maximum of unsigned integers.
     greatest = value.max() if value.dtype is torch.bool else value.long().max()
     return shape.model_copy(update={"fill": greatest.item()})

@@ -1,9 +1,9 @@
-"""Checkpoints: one folder each, complete or not there at all; the last two are kept. No pickle is read or written.
+"""Store of checkpoints: one folder each, complete or absent; the last two are kept. No pickle is read or written.
 
 `checkpoint-<number>/` holds `model.safetensors`, `training.safetensors` (optimizer and random generators),
 `state.json` (everything else) and `manifest.json` (sizes and SHA-256 of the other three). It is written under another
-name, each file fsynced, then renamed, so that a kill at any moment leaves the checkpoint before it. One that does not
-match its manifest is set aside with a warning, and the one before it is used.
+name, each file fsynced, then renamed, so that a kill at any moment leaves the checkpoint before it. A checkpoint that
+does not match its manifest is set aside with a warning, and the one before it is used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DAMAGED = "damaged-"
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _UNREADABLE: Final = (errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
-"""Errors of a file that will not be read later either; others are of rights, memory, or a file system out of reach."""
+"""Errors of a file that will never be readable; others concern permissions, memory, or an unreachable file system."""
 
 
 class _FileEntry(Record):
@@ -64,15 +64,15 @@ class CheckpointStore:
 
     folder: Path
     fence: Fence | None = None
-    """The claim of the leader that writes; None: nobody else can write."""
+    """Claim of the leader that writes; None if no other process can write."""
     warnings: list[str] = field(default_factory=list)
-    """What was found wrong in this process; a run reports it as it begins, and they stay."""
+    """Problems found in this process; a run reports them as it begins, and they stay."""
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint and remove all but the last two; return its folder. On a full disk one has to do.
+        """Write a checkpoint and remove all but the last two; return its folder. On a full disk only one is kept.
 
         Raises `OSError` (disk full, folder gone) and `SupersededError` with nothing changed: the earlier checkpoints
-        are intact and what was written is removed.
+        are intact and the partial one is removed.
         """
         try:
             return self._save(checkpoint)
@@ -85,7 +85,7 @@ class CheckpointStore:
             return self._save(checkpoint)
 
     def newest(self) -> Path | None:
-        """Return the folder of the newest complete checkpoint, None where there is none."""
+        """Return the folder of the newest complete checkpoint; None where there is none."""
         complete = self.complete()
         return complete[-1][1] if complete else None
 
@@ -112,7 +112,7 @@ class CheckpointStore:
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, OSError):
-                self._require_claim()  # a successor that starts removes what is being written
+                self._require_claim()  # a successor that starts removes partial checkpoints
             raise
         _sync_folder(self.folder)
         for _, path in self.complete()[:-KEPT]:
@@ -120,12 +120,12 @@ class CheckpointStore:
         return target
 
     def load_latest(self) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole, None where there is none.
+        """Return the newest intact checkpoint; None where there is none.
 
-        A damaged one is renamed to `damaged-<number>` and warned about; those of the last start that found some are
-        kept, to be looked at: the newest may be whole, and of an Espalier that is newer than this one. Raises `OSError`
-        where it cannot be read now, and `CheckpointMismatchError` where a package is missing for it, with nothing
-        changed: another start may find it whole.
+        A damaged one is renamed to `damaged-<number>` with a warning; damaged ones of the last start that found any are
+        kept for inspection: the newest may be intact, and written by a newer Espalier. Raises `OSError` where it cannot
+        be read now, and `CheckpointMismatchError` where a package is missing for it, with nothing changed: another
+        start may be able to read it.
         """
         self._remove_leftovers()
         old = self.damaged()
@@ -169,9 +169,9 @@ class CheckpointStore:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read and verify one checkpoint folder; `DamagedCheckpointError` says which file differs from the manifest.
+    """Read and verify one checkpoint folder; `DamagedCheckpointError` names the file that differs from the manifest.
 
-    Raises `CheckpointMismatchError` if the model has grown by an operation whose package is missing or another.
+    Raises `CheckpointMismatchError` if the model has grown by an operation whose package is missing or differs.
     """
     try:
         manifest = loads((path / MANIFEST).read_text(encoding="utf-8"), Manifest, MANIFEST)
@@ -202,12 +202,12 @@ def _state(path: Path, text: str) -> CheckpointState:
         return loads_grown(text, CheckpointState, STATE)
     except CheckpointMismatchError as error:
         raise CheckpointMismatchError(
-            f"{path}: {error}, and the job goes on from this checkpoint, which was left as it is"
+            f"{path}: {error}; the checkpoint is unchanged, and the job then continues from it"
         ) from error
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return them as safetensors writes them. Tensors that share memory (tied weights) are written out each."""
+    """Return them in the form that safetensors writes: tensors that share memory (tied weights) are copied."""
     seen: set[int] = set()
     plain: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -219,7 +219,7 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write(path: Path, content: bytes | dict[str, Tensor]) -> _FileEntry:
-    """Write a text, or tensors, which are never in memory a second time."""
+    """Write bytes, or tensors, which are never in memory a second time."""
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
@@ -234,7 +234,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     try:
         safetensors.torch.save_file(tensors, path, metadata=metadata)
     except safetensors.SafetensorError as error:
-        # It keeps the number of an error of the file system only in the text (Rust's std::io::Error).
+        # It has the number of a file-system error only in its text (Rust's std::io::Error).
         if number := _OS_ERROR.search(str(error)):
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
         raise

@@ -224,7 +224,7 @@ class GoodputBatching(Batching):
         """Take the step in two passes at least, as Pollux does in all steps.
 
         Successive gradients, which are the other estimate of the noise, belong to different weights. At a high learning
-        rate this makes the noise seem larger, the rate is raised for it, and so on. The step is no measurement of speed.
+        rate this makes the noise seem larger, which raises the rate, and so on. The step is no measurement of speed.
         """
         return replace(portion, passes=max(2, portion.passes), full=False) if self._accumulates else portion
 

@@ -1,4 +1,4 @@
-"""A job's batches as one stream, for training loops of others that want to iterate by themselves."""
+"""A job's batches as one stream, for third-party training loops that iterate by themselves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class BatchStream:
     """All batches of all epochs, to the end of the time budget.
 
     A loop that iterates over it sees one long epoch. Workers join and leave and the model grows between two of its
-    batches. The first batch is what joins the job.
+    batches. Requesting the first batch joins the job.
     """
 
     def __init__(
@@ -25,23 +25,23 @@ class BatchStream:
         ended: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`joining` calls `join` with `accumulate`; `epochs` is the most of them.
+        """`joining` calls `join` with `accumulate`; `epochs` is the maximum number of epochs.
 
-        `ended` is called after the last step of each epoch, or the last one that the budget allows. `stopped` tells, as
-        the stream is closed with batches left, whether that is on purpose, as `leave` does.
+        `ended` is called after the last step of each epoch, or the last step that the budget allows. `stopped` is
+        called when the stream is closed with batches left: it returns whether that is on purpose, like `leave`.
         """
         self._joining, self._epochs, self._accumulate, self._ended = joining, epochs, accumulate, ended
         self.loop: UserLoop | None = None
-        """None before the first batch."""
+        """Loop that `join` returned; None before the first batch."""
         self.should_step = True
-        """Whether the current batch is the last of its optimizer step; known before `backward`, without a job too."""
+        """Whether the current batch is the last of its optimizer step; known before `backward`, also without a job."""
         self.passes = 0
-        """Passes over the data that are done."""
+        """Number of finished passes over the data."""
         self._running: Callable[[], Generator[Any, None, None] | None] = lambda: None
         self._leaving, self._stopped = False, stopped
 
     def leave(self) -> None:
-        """End the training on purpose, if batches are left: the job is complete then, unless the script fails."""
+        """End the training on purpose, even if batches are left: the job is then complete, unless the script fails."""
         self._leaving = True
         if (running := self._running()) is not None:
             running.close()

@@ -1,6 +1,6 @@
 """The batches of a user's `DataLoader`, in an order that all workers know, divided among the workers.
 
-The batches of a stream (an `IterableDataset`) have no such order: they are for a job in which one worker trains.
+The batches of a stream (an `IterableDataset`) have no such order: they need a job in which one worker trains.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One worker's part of a step."""
+    """A worker's part of a step."""
 
     pieces: tuple[int, ...]
-    """Numbers of examples that count in each of its batches; 0 for one that only keeps the loop running."""
+    """Number of examples that count in each of its batches; 0 for a batch that only keeps the loop running."""
     examples: int
-    """Examples of all workers together."""
+    """Number of examples of all workers together."""
     portion: Portion
-    """Taken from the epoch by all workers together."""
+    """Portion of the epoch that all workers together take."""
     load: Callable[[], Any]
-    """Returns the next of its batches, as the user's `DataLoader` gives it."""
+    """Returns the next of its batches, in the form of the user's `DataLoader`."""
 
     @property
     def rows(self) -> int:
@@ -50,7 +50,7 @@ class Feed:
     """Loads a worker's parts, in advance if the user's `DataLoader` has worker processes."""
 
     def __init__(self, loader: DataLoader[Any], policy: ElasticBatch, seed: int, accumulate: int = 1) -> None:
-        """`accumulate`: the number of the loader's batches in a step; they are loaded one after the other.
+        """`accumulate` is the number of the loader's batches in a step, which are loaded one after the other.
 
         Raises `OwnLoopError` for a loader whose order is not the same in all workers.
         """
@@ -59,11 +59,11 @@ class Feed:
         self._order: EpochOrder | None = None
         self._ahead: Iterator[Any] = iter(())
         self._key: tuple[int, int, int, int] | None = None
-        """(epoch, rank, world, cursor) that `_ahead` gives next."""
+        """Epoch, rank, world and cursor of the next batches of `_ahead`."""
         self._left = 0
-        """Batches of the current part that are not loaded yet."""
+        """Number of batches of the current part that are not loaded yet."""
         self._batches = 1
-        """Batches of a step of `_ahead`, before the epoch ends."""
+        """Number of batches in a step of `_ahead`, before the epoch ends."""
 
     @property
     def batch_size(self) -> int:
@@ -86,7 +86,7 @@ class Feed:
         return len(self.dataset)
 
     def batches(self, epoch: int, cursor: int = 0) -> int:
-        """Return the number of steps in an epoch; an incomplete last one is dropped. `cursor` of them are over."""
+        """Return the number of steps in an epoch, without an incomplete last one. `cursor` of them are over."""
         return len(self._of(epoch))
 
     def part(self, epoch: int, cursor: int, rank: int, world: int, portion: Portion = ONE) -> Part:
@@ -108,7 +108,7 @@ class Feed:
         return batch
 
     def example_input(self) -> Tensor:
-        """Return the inputs of the first two examples; raises `OwnLoopError` if a batch does not begin with a
+        """Return the inputs of the first two examples; raise `OwnLoopError` if a batch does not begin with a
         tensor.
         """
         batch = self._first()
@@ -146,7 +146,7 @@ class Feed:
                 worker_init_fn=own.worker_init_fn,
                 multiprocessing_context=own.multiprocessing_context,
                 prefetch_factor=own.prefetch_factor,
-                # A separate generator: random numbers of the model do not depend on how often members change.
+                # A separate generator: the model's random numbers do not depend on the number of changes of members.
                 generator=torch.Generator().manual_seed(hash((self._seed, order.epoch, cursor, rank)) % 2**63),
             )
         )
@@ -154,7 +154,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class _Indices:
-    """The examples of one worker, step by step, from a cursor to the end of the epoch."""
+    """Indices of one worker's examples, step by step, from a cursor to the end of the epoch."""
 
     policy: ElasticBatch
     order: EpochOrder
@@ -162,7 +162,7 @@ class _Indices:
     rank: int
     world: int
     batches: int
-    """Of a step, before the epoch ends."""
+    """Number of batches in a step, before the epoch ends."""
     accumulate: int
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -182,9 +182,9 @@ class _Indices:
 
 
 def _pieces(step: Sequence[BatchShare], rank: int, accumulate: int) -> tuple[slice, ...]:
-    """Return the rows of worker `rank`'s share in each of its batches: as many batches in all workers.
+    """Return the rows of worker `rank`'s share in each of its batches: the same number of batches in all workers.
 
-    There are `accumulate`, or fewer if these would be too small for batch norms.
+    There are `accumulate` batches, or fewer if these would be too small for batch norms.
     """
     least = sum(each.rows for each in step) // len(step) // LEAST_ROWS
     return parts_of(step[rank].rows, min(accumulate, max(1, least)))
@@ -205,7 +205,7 @@ def _is_shuffled(loader: DataLoader[Any]) -> bool:
             "shuffle, as batches are cut among the workers"
         )
     sampler = loader.sampler
-    # One of another size would give other examples than an epoch here has.
+    # A sampler of another size would give other examples than an epoch here.
     if isinstance(sampler, RandomSampler | SequentialSampler):
         sizes = {len(cast(Any, loader.dataset)), len(sampler), len(sampler.data_source)}
         if len(sizes) == 1 and not getattr(sampler, "replacement", False):
@@ -218,27 +218,27 @@ def _is_shuffled(loader: DataLoader[Any]) -> bool:
 
 
 def is_stream(loader: object) -> bool:
-    """Return whether a loader reads an iterable data set, whose examples have no numbers."""
+    """Return whether a loader reads an iterable data set, whose examples have no indices."""
     return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
 
 
 class StreamFeed(Feed):
-    """Reads the stream from its beginning in each epoch; a run that resumes draws what it has trained on, and drops it.
+    """Reads the stream from its beginning in each epoch; a resumed run skips the examples that it has trained on.
 
-    A last batch that is not full is left out where the loader has a batch size.
+    An incomplete last batch is dropped where the loader has a batch size.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int, accumulate: int = 1) -> None:
         self._loader, self._seed, self._accumulate = loader, seed, accumulate
         self._open: Iterator[Any] = iter(())
         self._place = (-1, 0)
-        """Epoch, and steps of it that were given."""
+        """Epoch, and number of its steps returned so far."""
         self._next: list[Any] = []
-        """Batches of the next step, as far as they were drawn."""
+        """Batches drawn for the next step so far."""
 
     @property
     def batch_size(self) -> int:
-        """Number of examples in a step; of batches, where the stream gives whole ones."""
+        """Number of examples in a step, or of batches where the stream yields whole ones."""
         return (self._loader.batch_size or 1) * self._accumulate
 
     @property
@@ -248,14 +248,14 @@ class StreamFeed(Feed):
 
     @property
     def examples(self) -> int:
-        """Number of examples, 0 where the stream does not say."""
+        """Number of examples; 0 where the stream has no length."""
         try:
             return len(self.dataset)
         except TypeError:
             return 0
 
     def batches(self, epoch: int, cursor: int = 0) -> int:
-        """Return more than `cursor` if there is a step after it in the epoch."""
+        """Return `cursor` + 1 if there is another step in the epoch, otherwise `cursor`."""
         self._seek(epoch, cursor)
         while len(self._next) < self._accumulate:
             try:
@@ -270,14 +270,14 @@ class StreamFeed(Feed):
         return cursor + 1
 
     def part(self, epoch: int, cursor: int, rank: int, world: int, portion: Portion = ONE) -> Part:
-        """Return the step after `cursor` others of the epoch."""
+        """Return the step after the first `cursor` steps of the epoch."""
         self.batches(epoch, cursor)
         self._place = (epoch, cursor + 1)
         size = self._loader.batch_size or 1
         return Part((size,) * self._accumulate, size * self._accumulate, portion, lambda: self._next.pop(0))
 
     def _seek(self, epoch: int, cursor: int) -> None:
-        """Stand after `cursor` steps of an epoch."""
+        """Move to the position after `cursor` steps of an epoch."""
         if self._place == (epoch, cursor):
             return
         self._open, self._place, self._next = iter(self._again(epoch)), (epoch, cursor), []
@@ -301,7 +301,7 @@ class StreamFeed(Feed):
             timeout=own.timeout if count else 0,
             worker_init_fn=own.worker_init_fn,
             multiprocessing_context=own.multiprocessing_context if count else None,
-            # A separate generator: random numbers of the model do not depend on how often a run resumes.
+            # A separate generator: the model's random numbers do not depend on the number of resumptions.
             generator=torch.Generator().manual_seed(hash((self._seed, epoch)) % 2**63),
             **several,
         )

@@ -1,6 +1,6 @@
 """`join`: determines this process's part in the job from the environment, and creates its loop.
 
-Before a script has joined, nobody else could report that it starts, and why it ended: `WATCH` does.
+Before a script joins, `WATCH` reports its start, and the reason if it ends.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _OF_A_JOB: Final = (
     environment.WORKER_ROLE,
     environment.JOB_NAME,
 )
-"""If one of these is set, the process was started for a job."""
+"""Environment variables of which at least one is set in processes started for a job."""
 _WATCHED: Final = "_ESPALIER_WATCHED"
-"""Of this process and those that it starts: the id of the one that is watched."""
+"""Variable with the id of the watched process, for this process and its children."""
 
 
 def is_of_a_job() -> bool:
@@ -76,16 +76,16 @@ def leads() -> bool:
 
 
 class JoinWatch:
-    """Reports that the script starts, and at the end of the process the exception that ended it before it had joined.
+    """Reports the start of the script, and the exception that ended the process before it joined.
 
-    So a script that ends before, by whatever code, is known to have trained nothing.
+    So a script that ends early, with any exit code, is known to have trained nothing.
     """
 
     def __init__(self) -> None:
         self.joined = False
 
     def begin(self) -> None:
-        """Watch this process, if it is of a job, and none that the job's own has started."""
+        """Watch this process if it was started for a job, and not by the job's own process."""
         if is_of_a_job() and _WATCHED not in os.environ and multiprocessing.parent_process() is None:
             os.environ[_WATCHED] = str(os.getpid())
             atexit.register(self._exit)
@@ -102,22 +102,22 @@ class JoinWatch:
             settings = TrainerSettings.from_environment(os.environ)
             report_early(settings, load_job(settings.job_file, resource=None), *said)
         except (TrainerError, JobFileError) as problem:
-            logger.warning("nothing can be reported: %s", problem)
+            logger.warning("cannot report the start of the script: %s", problem)
 
 
 WATCH: Final = JoinWatch()
 
 
 Validate = Callable[[nn.Module], float | Tensor]
-"""Returns the validation loss of a model, which is in eval mode and needs no gradients."""
+"""Function that returns the validation loss of a model, which is in eval mode and needs no gradients."""
 
 
 class _BrokenOffError(Exception):
-    """Ends an evaluation from within the model's forward."""
+    """Cancels an evaluation from within the model's forward."""
 
 
 def validation_loss(validate: Validate, model: nn.Module, stop: Callable[[], bool]) -> float | None:
-    """Return what the script's `validate` says of the model; None where `stop` broke it off."""
+    """Return the loss that the script's `validate` computes for the model; None where `stop` cancelled it."""
 
     def look(*_: Any) -> None:
         if stop():
@@ -135,12 +135,12 @@ def validation_loss(validate: Validate, model: nn.Module, stop: Callable[[], boo
 
 @dataclass(frozen=True, slots=True)
 class GrowthRequest:
-    """Whether a script lets its model grow, and its example of an input, None for the first of a batch."""
+    """Whether a script lets its model grow, and its example input, None for the beginning of a batch."""
 
     wanted: bool
     example: ExampleInput | None = None
     validate: Validate | None = None
-    """By what it tries growths first, None where it cannot."""
+    """Function that judges trials of growths; None where growths cannot be tried."""
 
 
 def join(
@@ -153,10 +153,10 @@ def join(
     example: ExampleInput | None = None,
     validate: Validate | None = None,
 ) -> tuple[UserLoop, Iterable[Any]]:
-    """Make this script's loop a worker of a job; returns the loop, and the batches that replace `loader`.
+    """Make this script's loop a worker of a job; return the loop, and the batches that replace `loader`.
 
     `optimizer` may be a list of several, which together train the model. `others` are the other parts of the training
-    state: whatever has `state_dict` and `load_state_dict`, such as learning-rate schedulers, a `GradScaler`, or an
+    state: objects with `state_dict` and `load_state_dict`, such as learning-rate schedulers, a `GradScaler`, or an
     average of the weights. With `grow` the model may be grown between two epochs, as the job's agent advises, and
     averages of its weights with it; all stay the same objects. With `accumulate`, an optimizer step takes this many
     batches. `example` is a batch of two as the model's forward takes it (a tensor, a tuple of arguments, or a
@@ -166,8 +166,8 @@ def join(
     afterwards, if there is one.
 
     A script that was not started for a job gets a plain loop and `loader` itself. Under a job a script joins once.
-    Raises `OwnLoopError` if the script requests something impossible; an error of the job, environment or checkpoint
-    ends the process with exit code 2, and exit code 4 means that a later leader has taken over.
+    Raises `OwnLoopError` if the script requests something impossible. An error in the job, environment or checkpoint
+    ends the process with exit code 2; exit code 4 means that a later leader has taken over.
     """
     if accumulate < 1:
         raise OwnLoopError(f"join: accumulate is {accumulate}; give the number of batches of a step, 1 or more")
@@ -177,7 +177,7 @@ def join(
     if not is_of_a_job():
         return LocalLoop(state, loader, accumulate), loader
     if WATCH.joined:
-        # A second loop would go on from the first one's checkpoint, in its report and its budget.
+        # A second loop would continue the first one's checkpoint, report and budget.
         raise OwnLoopError("join: this process has joined already, and a job trains one model; start a job for each")
     try:
         settings = TrainerSettings.from_environment(os.environ)
@@ -239,7 +239,7 @@ def _lead(
 
 
 def _cannot_try(request: GrowthRequest, *, streams: bool) -> str:
-    """Return why extra workers cannot try growths, and the remedy; '' where they can."""
+    """Return why extra workers cannot try growths, and the remedy; '' if they can."""
     if streams:
         return "a stream of examples is read by one worker; give a map-style data set, or set adaptation.trials to Off"
     if not request.wanted:
@@ -290,7 +290,7 @@ def _feed(
     request: GrowthRequest,
     accumulate: int,
 ) -> tuple[Feed, str]:
-    """Return the batches, and why the model cannot grow ('' if it can, or if this was not requested)."""
+    """Return the feed of batches, and why the model cannot grow ('' if it can, or if growth was not requested)."""
     elastic = job.spec.training.elastic_batch
     if elastic is None and is_stream(loader):
         feed: Feed = StreamFeed(loader, seed, accumulate)

@@ -35,7 +35,7 @@ LEFT: Final = "the script left the loop"
 
 
 class UserLeader(JobLoop):
-    """A loop under a job's time budget."""
+    """The loop of the leader under a job's time budget."""
 
     leads = True
 
@@ -48,10 +48,10 @@ class UserLeader(JobLoop):
         self._run, self._stop, self._closing = run, stop, closing
         self._due: StepPlan | None = None
         self._inside = self._epoch_end_sent = self._stopped = self._closed = False
-        """Whether the script is in an epoch; whether the other workers know that its batches are over; whether it has
-        called `stop`; whether the loop over epochs has ended."""
+        """Whether the script is in an epoch; whether the other workers know that its batches are over; whether the
+        script has called `stop`; whether the loop over epochs has ended."""
         self._entered = False
-        """Whether no step of the epoch was announced yet."""
+        """Whether no step of the epoch has been announced yet."""
         self._gave_way = False
         """Whether a later leader has taken over."""
         self._pid = os.getpid()
@@ -94,7 +94,7 @@ class UserLeader(JobLoop):
                 self._left(on_purpose=self._stopped or was_left(sys._getframe(1), loop))
 
     def stop(self) -> None:
-        """Let no epoch follow the current one."""
+        """End the loop after the current epoch."""
         self._stopped = True
 
     def __iter__(self) -> Iterator[Any]:
@@ -103,7 +103,7 @@ class UserLeader(JobLoop):
             raise OwnLoopError("the batches belong to an epoch: loop over them within `for epoch in loop.epochs(...)`")
         if self._epoch_end_sent:
             raise OwnLoopError(ONCE)
-        self._commit(left=True)  # the script may have left its batches, and come back to the rest of them
+        self._commit(left=True)  # the script may have left its batches, and returned to the rest
         self._state.enter_batches()
         run = self._run
         epoch = run.progress.epoch
@@ -130,7 +130,7 @@ class UserLeader(JobLoop):
             self._give_way(error)
 
     def backward(self, loss: Tensor) -> float:
-        """Do what `loss.backward()` does, over the batches of all workers; returns their mean loss."""
+        """Compute `loss.backward()` over the batches of all workers; return their mean loss."""
         step, due = self._step, self._due
         if step is None or due is None:
             raise OwnLoopError("backward(loss) was called outside of the loop over the batches")
@@ -147,7 +147,7 @@ class UserLeader(JobLoop):
         return value
 
     def report(self, **figures: float) -> None:
-        """Put figures into the job's report."""
+        """Add figures to the job's report."""
         run = self._run
         run.progress.metrics |= figures
         score = score_in(figures, "validation")
@@ -158,14 +158,14 @@ class UserLeader(JobLoop):
     def log_to(self, target: Any) -> None:
         """Also write the run's figures to `target`."""
         self._run.services.log_to(target)
-        # What W&B has registered closes it at the end of the process: the last figures come before.
+        # W&B registers its own exit handler, which must run after the last figures.
         atexit.unregister(self._exit)
         atexit.register(self._exit)
 
     # ---- within
 
     def _stamped(self) -> Moment:
-        """Return where the next step stands in the budget: for the first of an epoch, as the code before it saw it."""
+        """Return the budget position of the next step: for an epoch's first, the position seen by code before it."""
         if not self._entered:
             self._moment = self._run.moment()
         self._entered = False
@@ -179,7 +179,7 @@ class UserLeader(JobLoop):
             self._run.progress.metrics["learning_rate"] = float(self._state.optimizer.param_groups[0]["lr"])
             self._run.stepped(joint.loss, step.part.portion)
             if self._run.progress.step == self._run.first_step + 1:
-                self._state.check_optimizer()  # before there is anything to lose
+                self._state.check_optimizer()  # early, while nothing can be lost
 
     def _batches_over(self) -> None:
         """Let the other workers run the script's code after the batches at the same time as this worker."""
@@ -202,7 +202,7 @@ class UserLeader(JobLoop):
         self._over()
 
     def _left(self, *, on_purpose: bool) -> None:
-        """Save the run if the script left its loop on purpose. If not, it has failed, unless it is stopped.
+        """Save the run if the script left its loop on purpose; otherwise it has failed, unless it is being stopped.
 
         Nothing can be raised here: the interpreter would go on after any exception.
         """
@@ -224,7 +224,7 @@ class UserLeader(JobLoop):
         self._stop.training = False
 
     def _over(self) -> None:
-        """Report that all is trained and saved; the script's code after its loop is still to run."""
+        """Report that all is trained and saved; the script's code after its loop has yet to run."""
         ending = self._run.ending
         if ending is not None and ending.phase is TrainerPhase.COMPLETED:
             self._run.journal.over(ending)
@@ -236,24 +236,24 @@ class UserLeader(JobLoop):
         raise SystemExit(int(ExitCode.LOSS_NOT_FINITE))
 
     def _give_way(self, error: SupersededError) -> NoReturn:
-        """End the process without a report: the job's reports are its successor's."""
+        """End the process without a report: the job's reports belong to its next leader."""
         print(error, file=sys.stderr)
         self._gave_way = True
         self._close()
         raise SystemExit(int(ExitCode.SUPERSEDED))
 
     def _close(self) -> None:
-        """Leave the other workers, who wait for a leader."""
+        """Leave the other workers, which wait for a leader."""
         self._closed = True
         self._run.close(done=False)
 
     def _exit(self) -> None:
-        """Report at the end of the process how the run ended.
+        """Report, at the end of the process, how the run ended.
 
-        With which code the process ends cannot be known here; a loop that the script has ended counts with code 0 only.
+        The exit code of the process is unknown here; a loop that the script has ended counts only with code 0.
         """
         if os.getpid() != self._pid:
-            return  # a process that the script has forked
+            return  # a process forked by the script
         run, error = self._run, getattr(sys, "last_value", None)  # the interpreter has printed its traceback
         if not self._closed:
             self._left(on_purpose=self._stopped)

@@ -16,7 +16,7 @@ from espalier_trainer.user_loop.state import UserState
 
 
 class LocalLoop:
-    """Its epochs and batches are the script's own. Nothing ends it but their number."""
+    """Loop over the script's own epochs and batches. Only their number ends it."""
 
     leads = True
     workers = 1
@@ -26,9 +26,9 @@ class LocalLoop:
         self._count: int | None = None
         self._epoch = 0
         self._seen = 0
-        """Calls of `backward` in this epoch."""
+        """Number of calls of `backward` in this epoch."""
         self._total = 0
-        """Calls of `backward` in all."""
+        """Number of calls of `backward` in total."""
         self._stopped = False
         self._writers: list[Write] = []
         self._sums: dict[torch.nn.Parameter, Tensor] = {}
@@ -40,7 +40,7 @@ class LocalLoop:
 
     @property
     def fraction(self) -> float:
-        """The part of all epochs that is done, 0 to 1."""
+        """Share of all epochs that is done, 0 to 1."""
         if not self._count:
             return 0.0
         batches = self._batches()
@@ -52,9 +52,9 @@ class LocalLoop:
         return math.inf
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
-        """Yield `count` numbers."""
+        """Yield the numbers of `count` epochs."""
         if count is None:
-            raise OwnLoopError("epochs() of a script without a job has no time budget that ends it; call epochs(count)")
+            raise OwnLoopError("epochs() without a job has no time budget that ends it; call epochs(count)")
         self._count = count
         return self._epochs(count)
 
@@ -62,16 +62,16 @@ class LocalLoop:
         for self._epoch in range(count):
             if self._stopped:
                 break
-            self._seen, self._sums = 0, {}  # of a step that the script has left
+            self._seen, self._sums = 0, {}  # the script may have left a step
             yield self._epoch
         self._epoch, self._seen = count, 0
 
     def stop(self) -> None:
-        """Let no epoch follow the current one."""
+        """End the loop after the current epoch."""
         self._stopped = True
 
     def backward(self, loss: Tensor) -> float:
-        """Call `loss.backward()`; returns the loss."""
+        """Call `loss.backward()`; return the loss."""
         self._state.check_schedulers()
         self._state.check_groups()
         self._seen, self._total = self._seen + 1, self._total + 1
@@ -91,16 +91,16 @@ class LocalLoop:
         return float(loss.detach())
 
     def report(self, **figures: float) -> None:
-        """Write the figures to what `log_to` was given."""
+        """Write the figures to the targets of `log_to`."""
         for write in self._writers:
             write(figures, self._total)
 
     def log_to(self, target: Any) -> None:
-        """Write what is reported to `target`."""
+        """Write reported figures to `target`."""
         self._writers.append(writer_of(target))
 
     def _share(self) -> float:
-        """Return the share of the current batch in the examples of its step; in its batches, where it has no size."""
+        """Return the current batch's share of the examples of its step, or of its batches if they have no size."""
         batches, size = self._batches(), getattr(self._loader, "batch_size", None)
         first = (self._seen - 1) // self._accumulate * self._accumulate
         count = self._accumulate if batches is None else max(1, min(self._accumulate, batches - first))
@@ -113,7 +113,7 @@ class LocalLoop:
         return float(own / (count * size - missing))
 
     def _examples(self, default: int) -> int:
-        """Return how many examples an epoch draws, `default` where the loader does not know."""
+        """Return the number of examples that an epoch draws; `default` where the loader does not know it."""
         try:
             return len(cast(Any, self._loader.sampler))
         except (AttributeError, TypeError):

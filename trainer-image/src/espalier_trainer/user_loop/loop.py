@@ -1,4 +1,4 @@
-"""The loop of a user's script: its protocol, the loop without a job, and one step."""
+"""The loop of a user's script: its protocol, its common part in all workers, and one step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class UserLoop(Protocol):
-    """What `join` returns: the epochs, and the calls of a step."""
+    """The loop that `join` returns: the epochs, and the calls of a step."""
 
     @property
     def leads(self) -> bool:
@@ -42,41 +42,41 @@ class UserLoop(Protocol):
 
     @property
     def fraction(self) -> float:
-        """The part of the time budget that is used, 0 to 1: the same in all workers, and during a step."""
+        """Used share of the time budget, 0 to 1: the same in all workers, and constant during a step."""
 
     def time_left(self) -> float:
-        """Return the seconds of the time budget that are left: the same in all workers, and during a step."""
+        """Return the remaining seconds of the time budget: the same in all workers, and constant during a step."""
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
-        """Yield the numbers of the epochs, `count` of them, or as many as the time budget allows."""
+        """Yield the numbers of the epochs: `count` of them, or as many as the time budget allows."""
 
     def stop(self) -> None:
-        """Let no epoch follow the current one, and the job be complete; call it before a `break` or `return`, too.
+        """End the loop after the current epoch, and complete the job; also call it before a `break` or `return`.
 
-        The leader's call counts. A worker that leaves the loop without it, by an exception say, has failed.
+        The leader's call counts. A worker that leaves the loop without it, for example by an exception, has failed.
         """
 
     def backward(self, loss: Tensor) -> float:
-        """Do what `loss.backward()` does, over the batches of all workers; returns their mean loss.
+        """Compute `loss.backward()` over the batches of all workers; return their mean loss.
 
         `loss` is a mean over the examples of the batch. If other workers have left, the step is dropped: no parameter
-        has a gradient then, so `optimizer.step()` changes nothing, and `loss` itself is returned. Of a step of several
+        has a gradient then, so `optimizer.step()` changes nothing, and `loss` itself is returned. For a step of several
         batches (`accumulate`), the loop takes the mean; before the last of them no parameter has a gradient, and the
         loss of this worker's batch is returned.
         """
 
     def report(self, **figures: float) -> None:
-        """Put figures into the job's report; `validation_accuracy` with `validation_loss` count as an evaluation."""
+        """Add figures to the job's report; `validation_accuracy` with `validation_loss` counts as an evaluation."""
 
     def log_to(self, target: Any) -> None:
-        """Also write the run's figures to a `SummaryWriter` of TensorBoard, what `wandb.init` returns, or `mlflow`.
+        """Also write the run's figures to TensorBoard's `SummaryWriter`, the result of `wandb.init`, or `mlflow`.
 
-        Only the leader does; call it in all workers, or where `loop.leads`. Raises `TrainerError` for anything else.
+        Only the leader writes; call it in all workers, or where `loop.leads`. Raises `TrainerError` for anything else.
         """
 
 
 class _Forgiving:
-    """A group that may break during the user's forward: it keeps the error, and `backward` raises it."""
+    """Group that may break during the user's forward: it keeps the error, which `backward` raises."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -99,21 +99,21 @@ class UserStep:
     ) -> None:
         self.part = part
         self.joint: StepResult | None = None
-        """Its result, once all members have taken it."""
+        """Result, once all members have taken the step."""
         self.dropped = False
-        """Whether other workers have left: the batches come again."""
+        """Whether the step was dropped, because other workers have left: the batches are repeated."""
         self.done = self.stepped = False
         """Whether `optimizer.step` was called: with the step's gradients, and for the current batch at all."""
         self._state, self._group, self._sync = state, group, sync_batch_norm
         scaler = state.carried.scaler
-        # A gradient scaler's factor changes, and would be taken for noise.
+        # The changing factor of a gradient scaler would count as noise.
         self._measured = measured and scaler is None
         self._scale = 1.0 if scaler is None else scaler.get_scale()
         self._most = len(members_of(state.optimizer)) if len(part.pieces) == 1 else 1
         self._calls = 0
-        """Of `backward` for the current batch."""
+        """Number of calls of `backward` for the current batch."""
         self._place = -1
-        """Of the current batch in the part."""
+        """Index of the current batch in the part."""
         self._sums: dict[nn.Parameter, Tensor] = {}
         """Gradients of the batches before the last one."""
         self._value: Tensor | None = None
@@ -124,11 +124,11 @@ class UserStep:
 
     @property
     def last(self) -> bool:
-        """Whether `backward` for the current batch makes the step."""
+        """Whether `backward` for the current batch completes the step."""
         return self._place == len(self.part.pieces) - 1
 
     def enter_batch(self) -> None:
-        """Begin with the next batch. Raises `OwnLoopError` if the script did not compute the one before."""
+        """Begin the next batch. Raises `OwnLoopError` if the script did not compute the one before."""
         self._require_computed()
         self._place, self._calls, self.stepped = self._place + 1, 0, False
         if self._group is not None and self._sync:
@@ -138,7 +138,7 @@ class UserStep:
             self._synced.enter_context(synchronized(self._state.model, self._forgiving, counts=counts))
 
     def backward(self, loss: Tensor) -> float:
-        """Give all parameters the gradient of all workers' mean loss; returns that loss. Raises `GroupBrokenError`.
+        """Give all parameters the gradient of all workers' mean loss; return that loss. Raises `GroupBrokenError`.
 
         Before the last batch of the step, the gradients are put away, and the loss is that of this worker's batch.
         """
@@ -157,7 +157,7 @@ class UserStep:
         scale = share if self._forgiving is None else rows / self.part.examples
         keep_open = self._calls < self._most
         exchange = self._exchange() if self.last else None
-        # Not where batch norms use the group in the backward pass, nor where it is one of several.
+        # Not if batch norms use the group in the backward pass, nor if this call is one of several.
         during: AbstractContextManager[None] = nullcontext()
         if exchange is not None and self._forgiving is None and self._most == 1:
             self._bring_back()
@@ -174,7 +174,7 @@ class UserStep:
         self._bring_back()
         joint = self._joined(self._value, exchange)
         self._value = None
-        # A further call of the same batch: the losses are those of the several optimizers.
+        # A further call for the same batch: the losses of several optimizers add up.
         before = 0.0 if self.joint is None else self.joint.loss
         self.joint = replace(joint, loss=before + joint.loss)
         return joint.loss
@@ -185,7 +185,7 @@ class UserStep:
         self._steering = self._state.steering()
         self._no_gradients()
         if self._state.carried.scaler is not None:
-            # A scaler insists on gradients; it skips a step where one is infinite.
+            # A scaler requires gradients; it skips a step with an infinite one.
             for optimizer in members_of(self._state.optimizer):
                 parameter = optimizer.param_groups[0]["params"][0]
                 parameter.grad = torch.full_like(parameter, torch.inf)
@@ -193,8 +193,8 @@ class UserStep:
     def finish(self, *, left: bool = False) -> StepResult | None:
         """Return the result of the step; None if it was dropped, or if the script has `left` its batches within it.
 
-        Changes that the script made to schedulers at a dropped step are undone. Raises `OwnLoopError` if the script did
-        not make the calls of a step.
+        Changes of schedulers by the script at a dropped step are reverted. Raises `OwnLoopError` if the script did not
+        make the calls of a step.
         """
         self._synced.close()
         if self.dropped:
@@ -211,7 +211,7 @@ class UserStep:
             raise OwnLoopError(
                 "optimizer.step() was not called after backward(loss); for gradient accumulation, call it for each "
                 "batch, or where loop.should_step says so, and give join the number of batches: join(..., "
-                "accumulate=N); a GradScaler, which leaves steps out, belongs into join as well"
+                "accumulate=N); a GradScaler, which skips steps, must also be given to join"
             )
         return self.joint
 
@@ -225,12 +225,12 @@ class UserStep:
             )
 
     def _skipped(self) -> bool:
-        """Return whether a gradient scaler has left the step out: its factor falls then."""
+        """Return whether a gradient scaler has skipped the step, which lowers its factor."""
         scaler = self._state.carried.scaler
         return scaler is not None and scaler.get_scale() < self._scale
 
     def _put_away(self) -> None:
-        """Add the gradients to those of the batches before: `optimizer.step()` and `zero_grad()` find none."""
+        """Add the gradients to those of earlier batches, so that `optimizer.step()` and `zero_grad()` find none."""
         for parameter in self._state.model.parameters():
             if parameter.grad is None:
                 continue
@@ -251,7 +251,7 @@ class UserStep:
         self._sums = {}
 
     def _exchange(self) -> GradientSum | None:
-        """Return what sums the gradients of all workers; None where this one is alone."""
+        """Return the exchange that sums the gradients of all workers; None where this worker is alone."""
         if self._group is None:
             return None
         weight = self.part.rows / self.part.examples if self._forgiving is None else float(self.part.rows > 0)
@@ -261,7 +261,7 @@ class UserStep:
     def _joined(self, value: Tensor, exchange: GradientSum | None) -> StepResult:
         part = self.part
         if exchange is None:
-            # Waits for the device: otherwise steps would queue up past the deadline.
+            # Wait for the device: otherwise steps would queue up past the deadline.
             return StepResult(float(value), (time.perf_counter() - self._began,), examples=part.examples)
         weight = part.rows / part.examples
         if exchange.measured:
@@ -276,7 +276,7 @@ class UserStep:
         if len(set(joint.checks)) > 1:
             raise OwnLoopError(
                 f"the workers' learning rates differ (sums over the groups, by worker: {joint.checks}); decide on them "
-                "by what all workers share, such as what backward() returns, and give schedulers to join"
+                "by values that all workers share, such as backward()'s result, and give schedulers to join"
             )
         return joint
 
@@ -314,7 +314,7 @@ class JobLoop:
         self._step: UserStep | None = None
         """The current step."""
         self._moment = moment
-        """The position of the leader's script in the budget, for the scripts of all workers."""
+        """Position of the leader's script in the budget, for the scripts of all workers."""
 
     @property
     def should_step(self) -> bool:
@@ -323,11 +323,11 @@ class JobLoop:
 
     @property
     def fraction(self) -> float:
-        """The part of the time budget that is used, 0 to 1, as the leader's script sees it."""
+        """Used share of the time budget, 0 to 1, as the leader's script sees it."""
         return self._moment.share
 
     def time_left(self) -> float:
-        """Return the seconds of the time budget that are left, as the leader's script sees it."""
+        """Return the remaining seconds of the time budget, as the leader's script sees them."""
         return self._moment.left
 
     def __len__(self) -> int:
@@ -336,5 +336,5 @@ class JobLoop:
 
     @property
     def dataset(self) -> Any:
-        """The data set of the loader that the script has given to `join`."""
+        """Data set of the loader that the script gave to `join`."""
         return self._feed.dataset

@@ -39,7 +39,7 @@ from espalier_trainer.user_loop.stateful import Stateful, StatefulObjects, unite
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """What determines steps: the options of the optimizer's groups, and the state of the other stateful objects."""
+    """Settings that determine steps: options of the optimizer's groups, and states of the other stateful objects."""
 
     groups: tuple[dict[str, Any], ...]
     others: tuple[dict[str, Any], ...]
@@ -61,26 +61,26 @@ class UserState:
             raise OwnLoopError(f"join: {problem}")
         self.model, self.optimizer, self.carried = model, united(optimizer, model), StatefulObjects(others, model)
         self.network = Network(model, self.optimizer, None)
-        """The model with its optimizer, as the rest of the trainer knows them."""
+        """The model with its optimizer, in the form that the rest of the trainer uses."""
         self._start: nn.Module | None = None
         self._described: Architecture | None = None
-        """Of the starting model, where it may grow."""
-        self._cannot_grow = "this script does not let it; all workers must call join(..., grow=True)"
+        """Description of the starting model; None where it may not grow."""
+        self._cannot_grow = "this script does not allow growth; all workers must call join(..., grow=True)"
         self._example: ExampleInput | None = None
         self.begun = False
-        """Whether the state is of an epoch that has begun: the script's code before the batches has run."""
+        """Whether the state belongs to an epoch that has begun: the script's code before the batches has run."""
         self._in_front: StepSettings | None = None
         self._members = self._counted()
-        """Parameters in each of the optimizer's groups, as they were given to `join` and have grown."""
+        """Number of parameters in each of the optimizer's groups, as given to `join` and since grown."""
         self.check_schedulers()
 
     @property
     def device(self) -> torch.device:
-        """Where the model is; the CPU where it has no parameters."""
+        """Device of the model; the CPU where it has no parameters."""
         return device_of(self.model)
 
     def may_grow(self, example: ExampleInput, insertion: Insertion, operations: Sequence[str]) -> str:
-        """Keep a copy of the starting model, which growth needs; returns what the model cannot do, '' if nothing."""
+        """Keep a copy of the starting model, which growth needs; return what the model cannot do, '' if nothing."""
         self.carried.require_growable()
         architecture, problem = starting_architecture(self.model, example, insertion, operations)
         if architecture is not None and offered(architecture):
@@ -95,12 +95,12 @@ class UserState:
         wrapped = any(getattr(each.step, "_wrapped_by_lr_sched", False) for each in members_of(self.optimizer))
         if wrapped and not self.carried.has_scheduler:
             raise OwnLoopError(
-                "a learning-rate scheduler was made for the optimizer, but not given to join: workers that come later "
+                "a learning-rate scheduler was made for the optimizer, but not given to join: workers that join later "
                 "would begin with its first rate; make it before join(model, optimizer, loader, scheduler)"
             )
 
     def check_groups(self) -> None:
-        """Raise `OwnLoopError` if the script has put parameters into the optimizer, or taken some out of it."""
+        """Raise `OwnLoopError` if the script has added parameters to the optimizer, or removed some."""
         if self._counted() != self._members:
             raise OwnLoopError(
                 "the script has changed which parameters its optimizer holds: a run that resumes and workers that join "
@@ -117,7 +117,7 @@ class UserState:
             found = next((key for key in member.state if not isinstance(key, Tensor)), None)
             if found is not None:
                 raise OwnLoopError(
-                    f"{type(member).__name__} keeps a state for {found!r}, which is no parameter, so a resumed run and "
+                    f"{type(member).__name__} keeps a state for {found!r}, not a parameter, so a resumed run and "
                     "other workers would not get it; keep it in the state of the parameters, or as an option of a group"
                 )
         optimizer_state(self.optimizer, self.model)
@@ -127,11 +127,11 @@ class UserState:
         return float(sum(float(group["lr"]) for group in self.optimizer.param_groups))
 
     def state(self) -> dict[str, object]:
-        """Return the state of the others, as JSON types; `tensors` returns what these refer to."""
+        """Return the states of the other objects, as JSON types, which refer to the tensors of `tensors`."""
         return {"others": self.carried.encoded()[0], "begun": self.begun}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors in the state of the others."""
+        """Return the tensors in the states of the other objects."""
         return self.carried.encoded()[1]
 
     def steering(self) -> StepSettings:
@@ -151,7 +151,7 @@ class UserState:
         self._in_front = self.steering() if self.begun else None
 
     def enter_batches(self) -> None:
-        """Record that the script has reached its batches: what the state already contains is not done twice."""
+        """Record that the script has reached its batches, without repeating changes that the state already contains."""
         if self._in_front is not None:
             self.steer(self._in_front)
         self._in_front, self.begun = None, True
@@ -161,7 +161,7 @@ class UserState:
         self.begun = False
 
     def note(self, state: CheckpointState) -> None:
-        """Load everything but the tensors of a state, so that all workers use the leader's rates and schedulers."""
+        """Load the non-tensor part of a state, so that all workers use the leader's rates and schedulers."""
         self._note(state, None)
 
     def _note(self, state: CheckpointState, tensors: dict[str, Tensor] | None) -> None:
@@ -177,13 +177,13 @@ class UserState:
         return TrialRates(1.0, 1.0, linear=False)
 
     def digest(self, network: Network) -> int:
-        """Return what must be equal in all members: parameters, optimizer, rates, and the others."""
+        """Return a hash that must be equal in all members: of parameters, optimizer, rates, and the other objects."""
         others = f"{json.dumps(self.state(), sort_keys=True)} {self.carried.digest()}"
         text = f"{digest(network)} {self.rates()!r} {others}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2
 
     def identity(self, job: str, examples: int, batch_size: int, seed: int) -> CheckpointIdentity:
-        """Return the key that must be equal to resume from a checkpoint; it is of the model before any growth."""
+        """Return the identity that must be equal to resume from a checkpoint, with the model before any growth."""
         return CheckpointIdentity(
             job=job,
             model=signature_of(self.model),
@@ -205,7 +205,7 @@ class UserState:
             extend(self.model)
 
     def advance(self, used: float) -> None:
-        """Before a step: see `Network.advance`; the copies of the model that the script carries follow."""
+        """Advance the network before a step, and with it the copies of the model that the script keeps."""
         if self.network.unfolds:
             self.network.advance(used)
             self.carried.advance(self.network.history, used)
@@ -230,8 +230,8 @@ class UserState:
                     checkpoint = checkpoint.copied()
                 self._rebuild(state.architecture, history)
             self.model.load_state_dict(checkpoint.model)
-            # The parameters that the script gave to its optimizer, trained or frozen. Of those that have grown since,
-            # which nobody here knows yet, the optimizer took those whose neighbours it holds.
+            # The parameters that the script gave to its optimizer, trained or frozen. Of parameters that have grown
+            # since, which are unknown here, the optimizer took those whose neighbours it holds.
             saved = {name for group in state.optimizer_groups for name in cast(GroupState, group)["params"]}
             trained = {name for name, _ in self.model.named_parameters() if name in (held if name in known else saved)}
             self._load_optimizers(checkpoint, trained)
@@ -269,7 +269,7 @@ class UserState:
         if self._start is None or self._example is None:
             if history:
                 raise GrowthError(f"the model has grown, and {self._cannot_grow}")
-            return  # it can be trained as it is
+            return  # it can be trained without growth
         architecture = with_targets(architecture, self._described, history)
         if (architecture, history) == (self.network.architecture, self.network.history):
             return

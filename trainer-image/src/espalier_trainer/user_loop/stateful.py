@@ -1,9 +1,9 @@
 """The arguments of `join` besides the model: optimizers, schedulers, scalers, averages of the weights.
 
-Optimizers may be several, perhaps wrapped. The states of the others travel with the model's. Averages follow the
-model's growth: a module that is a copy of the model (in a `torch.optim.swa_utils.AveragedModel`, or in an attribute of
-an object of the user's) grows by the same steps, and so computes the same as before; a dictionary of tensors by
-parameter name gets the new parameters, and the new buffers if it holds the old ones.
+Optimizers may be several, possibly wrapped. The states of the other objects travel with the model's. Averages follow
+the model's growth: a module that is a copy of the model (in a `torch.optim.swa_utils.AveragedModel`, or in an attribute
+of a user's object) grows by the same steps, and so computes the same as before; a dictionary of tensors by parameter
+name gets the new parameters, and the new buffers if it holds the old ones.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from espalier_trainer.net2net.optimizer import Several, members_of
 from espalier_trainer.optimizers.building import kept_options
 
 _STATELESS_WRAPPERS: Final = frozenset({"accelerate.optimizer.AcceleratedOptimizer"})
-"""Wrappers without state, which continue to work when the optimizer in their `.optimizer` grows."""
+"""Wrappers without state, which keep working when the optimizer in their `.optimizer` grows."""
 
 
 def united(given: Optimizer | Sequence[Optimizer], model: nn.Module) -> Optimizer:
-    """Return the optimizers as one. Raises `OwnLoopError` for one that cannot be handed over to other workers."""
+    """Return the optimizers as one. Raises `OwnLoopError` for one that cannot be sent to other workers."""
     members = [_unwrapped(each) for each in (given if isinstance(given, list | tuple) else [given])]
     if not members:
         raise OwnLoopError("join: the list of optimizers is empty; give at least one")
@@ -45,7 +45,7 @@ def united(given: Optimizer | Sequence[Optimizer], model: nn.Module) -> Optimize
         for parameter in (parameter for group in member.param_groups for parameter in group["params"]):
             if parameter not in names:
                 raise OwnLoopError(
-                    "join: the optimizer trains a parameter that is not the model's; put all that is trained into one "
+                    "join: the optimizer trains a parameter that is not the model's; put everything trained into one "
                     "module, and give its parameters to the optimizer"
                 )
             if names[parameter] in held:
@@ -57,7 +57,7 @@ def united(given: Optimizer | Sequence[Optimizer], model: nn.Module) -> Optimize
 
 
 def require_dense(optimizer: Optimizer) -> None:
-    """Raise `OwnLoopError` for an optimizer that takes sparse gradients only: sums of several workers are dense."""
+    """Raise `OwnLoopError` for an optimizer that takes sparse gradients only: sums over workers are dense."""
     if any(isinstance(member, SparseAdam) for member in members_of(optimizer)):
         raise OwnLoopError(
             "join: SparseAdam takes sparse gradients only, and gradients of several workers are summed as dense ones; "
@@ -105,7 +105,7 @@ def _unwrapped(optimizer: object) -> Optimizer:
 
 
 class Stateful(Protocol):
-    """Any other part of the training state, for example a learning-rate scheduler or an average of the weights."""
+    """Another part of the training state, for example a learning-rate scheduler or an average of the weights."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: tensors, numbers, texts, lists and dictionaries."""
@@ -115,7 +115,7 @@ class Stateful(Protocol):
 
 
 class StatefulObjects:
-    """The others of a script, in the order in which they were given."""
+    """The `others` of a script, in the order given to `join`."""
 
     def __init__(self, others: Sequence[Stateful], model: nn.Module) -> None:
         """Raises `OwnLoopError` for a state that cannot be sent to other workers."""
@@ -124,18 +124,18 @@ class StatefulObjects:
 
     @property
     def scaler(self) -> GradScaler | None:
-        """The gradient scaler, None where there is none, or none that scales."""
+        """Gradient scaler; None where there is none, or none that scales."""
         found = (other for other in self.others if isinstance(other, GradScaler) and other.is_enabled())
         return next(found, None)
 
     @property
     def has_scheduler(self) -> bool:
-        """Whether a learning-rate scheduler is among them."""
-        # Accelerate wraps them.
+        """Whether a learning-rate scheduler is among the objects."""
+        # Accelerate wraps schedulers.
         return any(isinstance(getattr(other, "scheduler", other), LRScheduler) for other in self.others)
 
     def encoded(self) -> tuple[list[Any], dict[str, Tensor]]:
-        """Return their states: JSON types, and the tensors in them, by the names of a checkpoint."""
+        """Return their states as JSON types, and the tensors in them by their names in a checkpoint."""
         tensors: dict[str, Tensor] = {}
         states = [_encoded(other, tensors) for other in self.others]
         return states, {f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}
@@ -148,7 +148,7 @@ class StatefulObjects:
         return found.hexdigest()
 
     def decoded(self, states: list[Any], tensors: dict[str, Tensor] | None) -> tuple[dict[str, Any], ...]:
-        """Return the states as `load` takes them; `tensors` None: those that the others hold now."""
+        """Return the states for `load`; with `tensors` None, with the tensors that the objects hold now."""
         own = {name.removeprefix(PREFIX): tensor for name, tensor in self.encoded()[1].items()}
         if tensors is None:
             return tuple(decoded(state, own) for state in states)
@@ -168,7 +168,7 @@ class StatefulObjects:
     # ---- growth
 
     def require_growable(self) -> None:
-        """Raise `OwnLoopError` where one holds tensors of which nobody knows how they follow the model's growth."""
+        """Raise `OwnLoopError` where an object holds tensors whose growth with the model is undefined."""
         for other in self.others:
             tensors: dict[str, Tensor] = {}
             _encoded(other, tensors)
@@ -183,7 +183,7 @@ class StatefulObjects:
     def grow(self, steps: Sequence[GrowthStep], example: ExampleInput) -> Callable[[nn.Module], None]:
         """Grow the copies of the model; call this before the model grows. Raises `GrowthError`.
 
-        Returns what must be called with the grown model after that.
+        Return a function that must be called with the grown model afterwards.
         """
 
         def again(module: nn.Module) -> nn.Module:
@@ -194,13 +194,13 @@ class StatefulObjects:
         return self._follow(again)
 
     def advance(self, steps: Sequence[GrowthStep], used: float) -> None:
-        """Let the copies of the model follow growths that come gradually; see `GrowthStep.advance`."""
+        """Advance gradual growths of the copies of the model; see `GrowthStep.advance`."""
         for module in [module for other in self.others for module in self._copies(other)]:
             for step in gradual(steps):
                 step.advance(module, used)
 
     def rebuild(self, grown: Callable[[], nn.Module]) -> Callable[[nn.Module], None]:
-        """Give the copies of the model the structure of the module that `grown` returns; their states come later."""
+        """Give the copies of the model the structure of the module that `grown` returns; states are loaded later."""
         return self._follow(lambda _module: grown())
 
     def _follow(self, grown: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], None]:
@@ -226,7 +226,7 @@ class StatefulObjects:
         return extend
 
     def _copies(self, other: object) -> Iterator[nn.Module]:
-        """Yield the modules in `other` that have the parameters and buffers of the model, but the model itself."""
+        """Yield the modules in `other` with the model's parameters and buffers, except the model itself."""
         shapes = _shapes(self._model)
         candidates: list[object] = [other, *vars(other).values()]
         if isinstance(other, nn.Module):
@@ -239,7 +239,7 @@ class StatefulObjects:
                     yield each
 
     def _shadows(self, other: object) -> Iterator[dict[str, Tensor]]:
-        """Yield the dictionaries in `other` with a tensor for each of the model's trained parameters, by its name."""
+        """Yield the dictionaries in `other` with a tensor for each of the model's trained parameters, by name."""
         shapes = _shapes(self._model)
         trained = {name for name, parameter in self._model.named_parameters() if parameter.requires_grad}
         for value in vars(other).values():
@@ -251,9 +251,9 @@ class StatefulObjects:
 
 @contextmanager
 def _trained_as(model: nn.Module, module: nn.Module) -> Iterator[None]:
-    """Let a copy of `model` be frozen where the model is, since growth goes by what trains; afterwards, as it was.
+    """Freeze a copy of `model` where the model is frozen, since growth depends on what trains; restore it afterwards.
 
-    What the block adds is frozen if the whole copy was.
+    Parameters added in the block are frozen if the whole copy was.
     """
     own = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
@@ -273,7 +273,7 @@ def _encoded(other: Stateful, tensors: dict[str, Tensor]) -> Any:
     except EncodingError as error:
         raise OwnLoopError(
             f"join: the state of {type(other).__name__} holds a {error}; only tensors, numbers, texts, lists and "
-            "dictionaries are given to other workers: leave it out of join where all workers have it alike"
+            "dictionaries can be sent to other workers: leave it out of join if all workers have an equal one"
         ) from None
 
 
@@ -282,12 +282,12 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
 
 
 def _left_out(shadow: Mapping[str, Tensor], model: nn.Module) -> set[str]:
-    """Return the kinds of a model's tensors of which a shadow lacks one: it gets no new ones of these."""
+    """Return the kinds of a model's tensors that a shadow does not hold completely: it gets no new ones of these."""
     return {kind for name, kind in _kinds(model).items() if name not in shadow}
 
 
 def _kinds(model: nn.Module) -> dict[str, str]:
-    """Return by name whether a tensor is a trained parameter, a frozen one, a buffer of numbers, or one of integers."""
+    """Return each tensor's kind by name: a trained parameter, a frozen one, a buffer of numbers, or one of integers."""
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     return {
         name: ("trained" if trained[name] else "frozen")

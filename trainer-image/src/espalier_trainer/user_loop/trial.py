@@ -16,11 +16,11 @@ from espalier_trainer.user_loop.feed import Feed
 from espalier_trainer.user_loop.state import UserState
 
 Loss = Callable[[Callable[[], bool]], float | None]
-"""Returns the validation loss; None where the given function broke the evaluation off."""
+"""Function that returns the validation loss; None where the given function cancelled the evaluation."""
 
 
 class UserTrial(SoloTrial):
-    """The script computes the steps, as requests without a group."""
+    """Trial whose steps the script computes, as requests without a group."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class UserTrial(SoloTrial):
         insertion: Insertion,
         stop: Callable[[], bool],
     ) -> None:
-        """The others are as `SoloTrial` takes them."""
+        """The other arguments are those of `SoloTrial`."""
         super().__init__(state, held, example, insertion, stop)
         self._feed, self._measure = feed, loss
 
@@ -52,11 +52,11 @@ class UserTrial(SoloTrial):
         yield StepRequest(None, Command(Code.EPOCH, epoch))
 
     def loss(self, stop: Callable[[], bool]) -> float | None:
-        """Return the validation loss; None where `stop` broke the evaluation off."""
+        """Return the validation loss; None where `stop` cancelled the evaluation."""
         return self._measure(stop)
 
     def leave(self, epoch: int, *, keep: bool) -> Generator[StepRequest, None, None]:
-        """Let the script run its code after the batches; what that changes is undone where the state is kept."""
+        """Let the script run its code after the batches; revert its changes if the state is kept."""
         kept = self._held.capture().copied() if keep else None
         yield from self.end_epoch(epoch)
         if kept is not None:

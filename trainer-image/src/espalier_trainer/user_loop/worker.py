@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class UserWorker(JobLoop):
-    """A loop that another worker leads."""
+    """A loop in a worker that does not lead."""
 
     leads = False
 
@@ -44,11 +44,11 @@ class UserWorker(JobLoop):
         *,
         sync_batch_norm: bool,
     ) -> None:
-        """`rendezvous` None: the job's workers do not train together, so this one keeps its GPU and waits.
+        """With `rendezvous` None, the job's workers do not train together: this one keeps its GPU and waits.
 
         `held` is the copy of the leader's state in `state`; `member` is its communication with the leader.
         """
-        # Before the first step, the leader's script stands at the beginning of the budget.
+        # Before the first step, the leader's script is at the beginning of the budget.
         super().__init__(state, feed, Moment(0.0, 1.0), sync_batch_norm=sync_batch_norm)
         self._held, self._term = held, term
         separate = "the job's workers do not train together (elasticBatch)"
@@ -57,14 +57,14 @@ class UserWorker(JobLoop):
         self._request: StepRequest | None = None
         self._epoch: int | None = None
         self._alone: int | None = None
-        """While the script trains a copy by itself, for a trial: the number of that state."""
+        """Number of the state whose copy the script trains by itself, for a trial; otherwise None."""
         self._in_body = self._through = self._stopped = False
         """Whether the script may loop over the batches; whether the leader has announced the end of the epoch; whether
         the script has called `stop` in this epoch."""
         self._left_early: int | None = None
-        """If the script left the epoch before the leader announced its end: the number of the state at that time."""
+        """Number of the state when the script left the epoch, if before the leader announced its end; else None."""
         self._before: Checkpoint | None = None
-        """While the script ends an epoch that the leader has already left: the state that it must not change."""
+        """State that the script must not change while it ends an epoch that the leader has left; otherwise None."""
 
     # ---- what the script sees
 
@@ -74,18 +74,18 @@ class UserWorker(JobLoop):
         return 1 if self._request is None or self._request.group is None else self._request.group.world
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
-        """Yield the leader's epochs; does not return, because only the leader runs the code after the loop."""
+        """Yield the leader's epochs; never return, because only the leader runs the code after the loop."""
         self._term.takes_part = True
         while (request := self._due()) is not None:
             if request.command.epoch == self._epoch and self._left_early == self._held.taken:
                 if request.command.code is Code.STEP:
                     raise OwnLoopError(
                         f"this worker left epoch {self._epoch} early and the leader did not; leave the loop over the "
-                        "batches by what all workers share, such as what backward() returns"
+                        "batches depending on values that all workers share, such as backward()'s result"
                     )
                 self._request = self._left_early = None
                 continue
-            # Also where only the script's code after the batches is left of the epoch.
+            # Even if only the script's code after the batches remains of the epoch.
             self._epoch, self._in_body, self._through, self._left_early = request.command.epoch, True, False, None
             self._alone = self._held.taken if request.group is None else None
             if request.command.code is Code.STEP:
@@ -136,7 +136,7 @@ class UserWorker(JobLoop):
             self._before = self._held.capture().copied()
 
     def backward(self, loss: Tensor) -> float:
-        """Do what `loss.backward()` does, over the batches of all workers; returns their mean loss."""
+        """Compute `loss.backward()` over the batches of all workers; return their mean loss."""
         step, request = self._step, self._request
         if step is None or request is None:
             raise OwnLoopError("backward(loss) was called outside of the loop over the batches")
@@ -148,29 +148,29 @@ class UserWorker(JobLoop):
             return float(loss.detach())
 
     def report(self, **figures: float) -> None:
-        """Does nothing: the leader reports."""
+        """Do nothing: the leader reports."""
 
     def log_to(self, target: Any) -> None:
-        """Does nothing: the leader writes."""
+        """Do nothing: the leader writes."""
 
     # ---- within
 
     def _is_within(self, request: StepRequest) -> bool:
-        """Return whether it belongs to the epoch that the script is in, and to the state that it has begun that with.
+        """Return whether a request belongs to the script's epoch, and to the state with which it began that epoch.
 
-        With others, a state that comes in the middle of an epoch is taken for the same one.
+        In a group, a state that comes in the middle of an epoch counts as the same one.
         """
         return request.command.epoch == self._epoch and self._alone == (
             self._held.taken if request.group is None else None
         )
 
     def _due(self) -> StepRequest | None:
-        """Return the next turn, after the one that the script has taken; None at the end."""
+        """Return the next request, after the one that the script has taken; None at the end."""
         self._commit()
         if self._request is None:
             try:
                 self._request = next(self._requests, None)
-            except CheckpointMismatchError as error:  # no mistake of the script, so without its traceback
+            except CheckpointMismatchError as error:  # not the script's mistake, so without its traceback
                 print(error, file=sys.stderr)
                 raise SystemExit(int(ExitCode.INVALID)) from None
         if self._request is None and self._term():
@@ -195,7 +195,7 @@ class UserWorker(JobLoop):
             return
         self._left_early = self._held.taken if self._in_body else None
         if self._in_body and self._request is not None and self._request.group is None:
-            # Nobody else is in this epoch: the next one follows.
+            # No other worker is in this epoch: the next one follows.
             self._request.left, self._left_early = True, None
             self._commit(left=True)
             self._request = None
@@ -214,19 +214,19 @@ class UserWorker(JobLoop):
                 request = next(self._requests, None)
             if request is not None:
                 raise OwnLoopError(
-                    f"this worker left the loop over epochs in epoch {self._epoch} and the leader did not; leave it by "
-                    "what all workers share, such as what backward() returns"
+                    f"this worker left the loop over epochs in epoch {self._epoch} and the leader did not; leave it "
+                    "depending on values that all workers share, such as backward()'s result"
                 )
             if not self._term():
                 self._wait_to_end()
         except BaseException:
-            # Where a generator is closed, the interpreter would go on after any exception.
+            # While a generator is closed, the interpreter goes on after any exception.
             traceback.print_exc()
             _exit(ExitCode.ERROR)
         _exit(ExitCode.COMPLETE)
 
     def _wait_to_end(self) -> None:
-        """Wait for the signal to end: a worker that ended by itself would be restarted."""
+        """Wait for the termination signal: a worker that ended by itself would be restarted."""
         self._term.takes_part = False  # from here on a signal ends it at once; an earlier one takes effect now
         if self._term():
             raise SystemExit(0)

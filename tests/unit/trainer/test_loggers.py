@@ -172,7 +172,7 @@ opened("mlflow", Path(sys.argv[1]), "digits")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # where nothing listens
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert "SettingsError: ESPALIER_LOG_TO is 'mlflow', and http://127.0.0.1:9 takes no run" in ended.stderr
+    assert "SettingsError: ESPALIER_LOG_TO is 'mlflow', and http://127.0.0.1:9 accepts no run" in ended.stderr
 
 
 @pytest.mark.slow

@@ -354,7 +354,7 @@ def test_it_is_waited_for_the_slowest_but_not_for_ever():
 
 def test_workers_that_are_taken_back_end_it_unless_the_others_will_do():
     one = trial(workers=3, probabilities={"Deepen(b)": 0.5})
-    assert one.verdict(results(one, {"Deepen(a)": 1.0}), None, 3).why == "workers that tried were taken back"
+    assert one.verdict(results(one, {"Deepen(a)": 1.0}), None, 3).why == "workers on the trial were taken back"
     rest = one.verdict(results(one, {"Deepen(b)": 1.0, "Nothing": 2.0}), None, 3)
     assert rest.winner == "worker1"
 

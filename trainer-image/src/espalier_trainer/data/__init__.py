@@ -14,9 +14,9 @@ __all__ = ["Data", "MapSource", "Source", "TensorSource", "load_data"]
 
 
 def load_data(spec: DatasetSpec, task: Task | None = None) -> Data:
-    """Return the data of a job; raises `DatasetError` with what is missing, the places searched and the remedy.
+    """Return the data of a job; raise `DatasetError` with the missing part, the places searched and the remedy.
 
-    `task` is that of the job, None: whatever the data set is for.
+    `task` is the task of the job; None for the data set's own.
     """
     data = _loaded(spec, task)
     if task is not None and data.task is not task:

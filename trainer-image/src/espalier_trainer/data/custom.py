@@ -22,12 +22,11 @@ _FIELD = "training.dataset.entrypoint"
 def load(spec: DatasetSpec, task: Task = Task.CLASSIFICATION) -> Data:
     """Call the function with `path` (when the job gives one) and the options.
 
-    Each split is a pair (inputs, targets) of tensors or arrays, a `TensorDataset` of two, or a map-style data set
-    whose items are (input, target), or an `IterableDataset` of these, which is read once, into memory. For a
-    classification, targets are labels; for a regression numbers [N] or [N, K]; for a language model inputs are tokens
-    [N, T] and targets the tokens that follow each. The number of classes (or tokens) is the function's `classes`
-    attribute where it has one, otherwise one more than the largest label (or token) of the in-memory splits; that of
-    numbers is K.
+    Each split is a pair (inputs, targets) of tensors or arrays, a `TensorDataset` of two, a map-style data set whose
+    items are (input, target), or an `IterableDataset` of these, which is read once, into memory. For a classification,
+    targets are labels; for a regression numbers [N] or [N, K]; for a language model inputs are tokens [N, T] and
+    targets the tokens that follow each. The number of classes (or tokens) is the function's `classes` attribute where
+    it has one, otherwise one more than the largest label (or token) of the in-memory splits; for numbers it is K.
     """
     path = spec.entrypoint or ""
     function = load_entrypoint(path, _FIELD, DatasetError)
@@ -67,7 +66,7 @@ def _source(split: Any, place: str, task: Task) -> Source:
             return TensorSource(inputs, labels.to(torch.float32).reshape(len(labels), -1), place=place)
         return TensorSource(inputs, labels.to(torch.int64), tokens=task is Task.LANGUAGE_MODEL, place=place)
     if isinstance(split, IterableDataset):
-        # In memory it has an order, in which to resume and which all workers know.
+        # In memory it has an order, which resuming needs and which all workers know.
         return MapSource(cast("Dataset[Any]", list(split)), place=place, task=task)
     if isinstance(split, Dataset):
         if not isinstance(split, Sized) or not hasattr(split, "__getitem__"):
@@ -94,14 +93,14 @@ def _classes(sources: tuple[Source, ...], path: str, task: Task) -> int:
         return labels[0].shape[1]
     if not labels:
         raise DatasetError(
-            f"{_FIELD}: {path}: the number of classes is not known; set it on the function: "
+            f"{_FIELD}: {path}: the number of classes is unknown; set it on the function: "
             f"{path.partition(':')[2]}.classes = 10"
         )
     return 1 + max(int(part.max()) for part in labels)
 
 
 def _number(classes: Any, path: str) -> int:
-    """Return the number of classes that the function gives."""
+    """Return the number of classes from the function's attribute."""
     if not isinstance(classes, int) or classes < 1:
         raise DatasetError(f"{_FIELD}: {path}: its attribute classes is {classes!r}; it must be a whole number from 1")
     return classes

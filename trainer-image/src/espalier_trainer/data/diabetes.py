@@ -1,7 +1,7 @@
-"""`diabetes`: 442 patients, for regression, as scikit-learn has them. The package contains them: no download.
+"""`diabetes`: 442 patients, for regression, the same as scikit-learn's. The package contains them: no download.
 
-Ten measurements of a patient predict how far the disease has gone a year later. Inputs and targets are standardised by
-the training split, so the root mean squared error is in standard deviations of the targets.
+Ten measurements of a patient predict the progression of the disease a year later. Inputs and targets are standardised
+by the training split, so the root mean squared error is in standard deviations of the targets.
 Source: B. Efron, T. Hastie, I. Johnstone and R. Tibshirani, Least Angle Regression, 2004.
 """
 
@@ -47,5 +47,5 @@ def _standardised(values: Tensor) -> Tensor:
 
 
 def _read() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (measurements [442, 10], how far the disease has gone [442])."""
+    """Return (measurements [442, 10], progression of the disease [442])."""
     return table_of("diabetes_data_raw.csv.gz"), table_of("diabetes_target.csv.gz")

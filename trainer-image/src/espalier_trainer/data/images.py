@@ -2,7 +2,7 @@
 
 The layout: `<split>/<class>/<image>`, classes numbered in alphabetical order, or `<class>/<image>` alone, which is
 then divided 80/10/10. The decoded arrays are kept as npz in the user's cache folder (`$XDG_CACHE_HOME/espalier`),
-never next to the source, which may belong to somebody else.
+never next to the source, which may belong to another user.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class ImageArrays:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How images are converted to one shape: `size` x `size` pixels (0: as they are), grey or RGB."""
+    """Conversion of images to one shape: `size` x `size` pixels (0 to keep their size), grey or RGB."""
 
     size: int
     channels: int
 
     def decode(self, data: bytes, name: str) -> NDArray[np.uint8]:
-        """Return the image [H, W, C]; raises `DatasetError` with the name of a file that is no image of 8 bits."""
+        """Return the image [H, W, C]; raises `DatasetError` with the name of a file that is not an image of 8 bits."""
         try:
             with Image.open(io.BytesIO(data)) as picture:
                 beyond = _beyond_a_byte(picture)
@@ -77,7 +77,7 @@ class Geometry:
 
 
 def _beyond_a_byte(picture: Image.Image) -> float | None:
-    """Return a pixel that a byte cannot hold, None where there is none: Pillow would cut it off without a word."""
+    """Return a pixel that a byte cannot hold, None where there is none: Pillow would clip it silently."""
     if not picture.mode.startswith(("I", "F")):
         return None
     pixels = np.asarray(picture)
@@ -88,7 +88,7 @@ def _beyond_a_byte(picture: Image.Image) -> float | None:
 def read_images(path: Path, geometry: Geometry, memory_limit_gib: float = DEFAULT_MEMORY_LIMIT_GIB) -> ImageArrays:
     """Decode the folder or archive at `path`, or read the cache of an earlier call.
 
-    Raises `DatasetError` where the layout is another, an image is damaged, sizes differ, or memory would not hold.
+    Raises `DatasetError` for another layout, a damaged image, different sizes, or too little memory.
     """
     cache = _cache_path(path, geometry)
     kept = _read_cache(cache)
@@ -111,7 +111,7 @@ def _decode(path: Path, geometry: Geometry, memory_limit_gib: float) -> ImageArr
             within = next(place for known, place in places.items() if known)
             raise DatasetError(
                 f"{path}: {places['']} is in no split, and {within} is in one; place all images as "
-                "<split>/<class>/<image>, without further folders, and remove what does not belong to them"
+                "<split>/<class>/<image>, without further folders, and remove other files"
             )
         image = geometry.decode(data, f"{path}: {name}")
         first = next((stack[0] for stack in images.values()), image)
@@ -193,7 +193,7 @@ def cache_folder() -> Path:
 
 
 def _cache_path(path: Path, geometry: Geometry) -> Path:
-    """Return where the decoded arrays lie; the name changes when the source does."""
+    """Return the path of the decoded arrays; the name changes when the source does."""
     status = path.stat()
     identity = f"{path.resolve()}|{status.st_mtime_ns}|{status.st_size}|{_fingerprint(path)}|{geometry}|{CACHE_VERSION}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]

@@ -19,12 +19,12 @@ from espalier_trainer.data.source import Source, TokenSource
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How good a model is on a split."""
+    """The quality of a model on a split."""
 
     score: Score
-    """By the measure of its task."""
+    """Score in the measure of its task."""
     loss: float
-    """Mean over the examples."""
+    """Mean loss over the examples."""
     figures: dict[str, float] = field(default_factory=dict)
     """Other figures, by name."""
 
@@ -45,15 +45,15 @@ class ScoreTally(Protocol):
 
 
 class Objective(Protocol):
-    """The loss of a task, and how it is evaluated."""
+    """The loss and the evaluation of a task."""
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the examples' losses, a scalar in float32."""
 
     def misfit(self, outputs: Tensor, rows: int, classes: int) -> str:
-        """Return what is wrong with the outputs of a model for `rows` examples, '' if nothing.
+        """Return the problem with a model's outputs for `rows` examples; '' if there is none.
 
-        `classes` is the data set's number of classes, of tokens, or of numbers to be predicted.
+        `classes` is the data set's number of classes, of tokens, or of numbers to predict.
         """
 
     def tally(self, source: Source) -> ScoreTally:
@@ -66,7 +66,7 @@ def objective_of(task: Task) -> Objective:
 
 
 def in_float32(outputs: Tensor) -> Tensor:
-    """Return outputs as losses are computed of them: also those of a forward in reduced precision, in float32."""
+    """Return outputs in float32, in which losses are computed even after a forward in reduced precision."""
     return outputs.float()
 
 
@@ -78,7 +78,7 @@ class Classification:
         return nn.functional.cross_entropy(in_float32(outputs), targets, reduction="sum")
 
     def misfit(self, outputs: Tensor, rows: int, classes: int) -> str:
-        """Return why the outputs are not logits [N, classes]."""
+        """Return the problem if the outputs are not logits [N, classes]."""
         if outputs.ndim != 2 or len(outputs) != rows:
             return "it must return logits [N, classes]"
         if outputs.shape[1] < classes:
@@ -86,7 +86,7 @@ class Classification:
         return ""
 
     def tally(self, source: Source) -> ScoreTally:
-        """Return a count of right answers."""
+        """Return an empty count of right answers."""
         return _Right(self)
 
 
@@ -98,13 +98,13 @@ class Regression:
         return (_columns(outputs) - _columns(targets)).square().mean(1).sum()
 
     def misfit(self, outputs: Tensor, rows: int, classes: int) -> str:
-        """Return why the outputs are not the numbers [N, K]."""
+        """Return the problem if the outputs are not numbers [N, K]."""
         if tuple(_columns(outputs).shape) != (rows, classes):
             return f"it must return numbers [N, {classes}], as the data set has {classes} for each example"
         return ""
 
     def tally(self, source: Source) -> ScoreTally:
-        """Return sums of squares."""
+        """Return empty sums of squares."""
         return _Squares(self)
 
 
@@ -117,7 +117,7 @@ class LanguageModel:
         return nn.functional.cross_entropy(flat, targets.reshape(-1), reduction="sum") / targets.shape[1]
 
     def misfit(self, outputs: Tensor, rows: int, classes: int) -> str:
-        """Return why the outputs are not logits [N, T, tokens]."""
+        """Return the problem if the outputs are not logits [N, T, tokens]."""
         if outputs.ndim != 3 or len(outputs) != rows:
             return "it must return logits [N, T, tokens]"
         if outputs.shape[2] < classes:
@@ -125,7 +125,7 @@ class LanguageModel:
         return ""
 
     def tally(self, source: Source) -> ScoreTally:
-        """Return a sum of losses."""
+        """Return an empty sum of losses."""
         return _Tokens(self, source.characters_per_token if isinstance(source, TokenSource) else 1.0)
 
 
@@ -153,7 +153,7 @@ class _Tokens:
         self.loss = self.loss + self.objective.losses(outputs, targets).double()
 
     def total(self, examples: int) -> Evaluation:
-        """Bits per character: nats of a token / ln 2 / characters of a token. Perplexity: e^nats."""
+        """Return bits per character (nats per token / ln 2 / characters per token) and perplexity (e^nats)."""
         loss = float(self.loss) / examples
         perplexity = math.exp(loss) if loss < _MAX_NATS else math.inf
         return Evaluation(
@@ -181,14 +181,14 @@ class _Squares:
         spread = squares - sums.square() / examples
         constant = spread <= squares * 1e-12
         ratio = errors / torch.where(constant, torch.ones_like(spread), spread)
-        # Of targets that are all equal it is 1 where they are met, else 0.
+        # For targets that are all equal, R² is 1 if predictions equal them, else 0.
         r2 = torch.where(constant, (errors <= squares * 1e-12).double(), 1 - ratio)
         loss = float(errors.mean()) / examples
         return Evaluation(_score(Task.REGRESSION, float(r2.mean())), loss, {"rmse": math.sqrt(max(0.0, loss))})
 
 
 _MAX_NATS: Final = 700.0
-"""e to a larger power is no float."""
+"""Largest power of e that is a float."""
 
 
 def _score(task: Task, value: float) -> Score:

@@ -21,7 +21,7 @@ from espalier_core.types.task import Task
 from espalier_trainer.errors import DatasetError
 
 Augmentation = Callable[[Tensor, np.random.Generator], Tensor]
-"""Changes a batch of inputs [N, ...] at random; all random numbers come from the generator, so that it is
+"""Function that changes a batch of inputs [N, ...] at random; all random numbers come from the generator, so that it is
 reproducible."""
 
 
@@ -34,7 +34,7 @@ class Source(Protocol):
     def batch(self, indices: Tensor, chance: np.random.Generator | None) -> tuple[Tensor, Tensor]:
         """Return (inputs [N, ...], targets) of the examples; augmented when `chance` is given.
 
-        Targets are labels [N] int64, for regression numbers [N, K] float32, of a text the next tokens [N, T] int64.
+        Targets are labels [N] int64, for regression numbers [N, K] float32, for a text the next tokens [N, T] int64.
         """
 
     def to(self, device: torch.device) -> Source:
@@ -53,7 +53,7 @@ class TensorSource:
     """Standard deviation by which it is then divided."""
     augmentation: Augmentation | None = None
     tokens: bool = False
-    """Integer inputs are tokens of a text, not pixels."""
+    """Whether integer inputs are tokens of a text, not pixels."""
     place: str = "training.dataset"
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class TensorSource:
 
 
 def check_targets(targets: Tensor, classes: int | None, task: Task, place: str) -> None:
-    """Raise `DatasetError` unless `targets` are what `task` predicts; see `check_labels`."""
+    """Raise `DatasetError` unless `targets` fit `task`; see `check_labels`."""
     if task is Task.REGRESSION:
         if not targets.is_floating_point() or targets.ndim not in (1, 2):
             raise DatasetError(
@@ -122,7 +122,7 @@ def check_targets(targets: Tensor, classes: int | None, task: Task, place: str) 
 
 
 def check_labels(labels: Tensor, classes: int | None, place: str) -> None:
-    """Raise `DatasetError` unless `labels` are class numbers; `classes` None: any from 0. `place` names the split."""
+    """Raise `DatasetError` unless `labels` are class numbers; `classes` None: all from 0. `place` names the split."""
     if labels.is_floating_point() or labels.ndim != 1:
         raise DatasetError(
             f"{place}: labels are {labels.dtype} of shape {tuple(labels.shape)}; "
@@ -139,7 +139,7 @@ def check_labels(labels: Tensor, classes: int | None, place: str) -> None:
 class MapSource:
     """A split of a user's map-style `torch.utils.data.Dataset`: read one by one, collated, moved.
 
-    The labels of each batch are checked: those of the whole data set would have to be read first.
+    The labels of each batch are checked: checking the whole data set would mean reading it first.
     """
 
     dataset: Dataset[Any]
@@ -154,7 +154,7 @@ class MapSource:
     def batch(self, indices: Tensor, chance: np.random.Generator | None) -> tuple[Tensor, Tensor]:
         """Return the examples at `indices`; augmentation is the task of the user's data set.
 
-        Raises `DatasetError` for labels that are no class numbers.
+        Raises `DatasetError` for labels that are not class numbers.
         """
         examples = [self.dataset[index] for index in indices.tolist()]
         inputs, labels = default_collate(examples)
@@ -178,11 +178,11 @@ class Data:
     name: str
     train: Source
     validation: Source
-    """Held out of the training data: the evaluation after each epoch. Never the test split."""
+    """Split held out of the training data, for the evaluation after each epoch. Never the test split."""
     test: Source
-    """Used once, when the budget is exhausted."""
+    """Split used once, when the budget is exhausted."""
     classes: int
-    """Number of classes; of different tokens of a text; of numbers that are predicted for an example."""
+    """Number of classes, of different tokens of a text, or of numbers to predict for an example."""
     task: Task = Task.CLASSIFICATION
 
     def __post_init__(self) -> None:
@@ -232,15 +232,15 @@ class TokenSource:
     """Windows of `context` tokens, each with the tokens that follow; `windows` of them are an epoch.
 
     The windows of an epoch are spread evenly over the text. In training each batch moves all of its windows by one
-    random distance, so that every place of the text comes up; in evaluation they stay where they are.
+    random distance, so that every part of the text is used; in evaluation they stay in place.
     """
 
     tokens: Tensor
-    """All of the text, int32 [L]."""
+    """Tokens of the whole text, int32 [L]."""
     context: int
     windows: int
     characters_per_token: float = 1.0
-    """Of this text: what turns bits per token into bits per character."""
+    """Mean number of characters per token of this text, to convert bits per token into bits per character."""
 
     def __post_init__(self) -> None:
         if len(self.tokens) <= self.context:
@@ -290,12 +290,12 @@ class EpochOrder:
         return min(self.batch_size, len(self.indices))
 
     def chosen(self, cursor: int, rows: slice = slice(None), batches: int = 1) -> Tensor:
-        """Return the examples of `batches` batches from `cursor` on, or of `rows` of them."""
+        """Return the indices of `batches` batches from `cursor` on, or of `rows` of them."""
         return self.indices[cursor * self.batch_size : (cursor + batches) * self.batch_size][rows]
 
     def batch(self, source: Source, cursor: int, rows: slice = slice(None), batches: int = 1) -> tuple[Tensor, Tensor]:
-        """Return `batches` batches of `source` from `cursor` on, or `rows` of them, augmented with random numbers of
-        batch `cursor` alone.
+        """Return `batches` batches of `source` from `cursor` on, or `rows` of them, augmented with the random numbers
+        of batch `cursor` only.
         """
         chance = np.random.default_rng((self.seed, self.epoch, cursor, 1))
         return source.batch(self.chosen(cursor, rows, batches), chance)

@@ -1,6 +1,6 @@
 """`text`: your own text, a file or a folder; `python-library`: the sources of Python's standard library.
 
-The standard library is there wherever Espalier runs and may be used freely (PSF licence). Its files differ a little
+The standard library exists wherever Espalier runs and may be used freely (PSF licence). Its files differ a little
 between versions of Python, so figures are comparable within one version.
 
 Texts become tokens: characters and bytes are built in, byte-pair encoding is Hugging Face's `tokenizers`.
@@ -44,7 +44,7 @@ class Tokenizer(Protocol):
 
 
 def tokenizer_of(name: str, vocabulary: int, text: str) -> Tokenizer:
-    """Return the tokenizer of this name, learnt from `text` where it learns; `DatasetError` where there is none."""
+    """Return the tokenizer of this name, learnt from `text` if it learns; raise `DatasetError` for another name."""
     if name == "characters":
         return Characters.of(text, vocabulary)
     if name == "bytes":
@@ -83,11 +83,11 @@ class Characters:
 
     @property
     def size(self) -> int:
-        """Number of characters, and 1."""
+        """Number of characters plus 1."""
         return len(self.points) + 1
 
     def encode(self, text: str) -> Tokens:
-        """Return the place of each character, from 1; 0 for an unknown one."""
+        """Return the index of each character, from 1; 0 for an unknown one."""
         points = _points(text)
         places = np.minimum(np.searchsorted(self.points, points), len(self.points) - 1)
         return np.where(self.points[places] == points, places + 1, 0)
@@ -101,7 +101,7 @@ class _Library:
 
     @property
     def size(self) -> int:
-        # Not the number of tokens: the numbers of a file may have gaps.
+        # Not the number of tokens: the ids in a file may have gaps.
         return 1 + max(self.found.get_vocab().values(), default=-1)
 
     def encode(self, text: str) -> Tokens:
@@ -153,7 +153,7 @@ def _from_file(path: Path) -> Tokenizer:
         tokenizer = library.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more precise
         raise DatasetError(f"{_FIELD}: {path} is not a file of the library tokenizers: {error}") from error
-    # Files saved for batches of sentences ask for both; of a text, they would cut lines and fill up the others.
+    # Files saved for batches of sentences enable both, which would cut or pad the lines of a text.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return _Library(tokenizer)
@@ -162,28 +162,28 @@ def _from_file(path: Path) -> Tokenizer:
 _PATH: Final = "training.dataset.path"
 _OPTIONS: Final = "training.dataset.options"
 HELD_OUT: Final = 0.05
-"""Share of the characters that validate, and share that test."""
+"""Share of the characters in the validation split, and in the test split."""
 
 
 class TextOptions(Strict):
     """`training.dataset.options` of a text."""
 
     context: int = Field(default=64, ge=1, le=1_000_000)
-    """Tokens of a window."""
+    """Number of tokens in a window."""
     tokenizer: str = Field(default="characters", min_length=1)
     """`characters`, `bytes`, `bpe` (learnt from the training split), or the path of a `tokenizer.json`."""
     vocabulary: int = Field(default=256, ge=2, le=1_000_000)
-    """Largest number of tokens of `characters` and `bpe`; characters beyond it are one token, "unknown"."""
+    """Maximum number of tokens of `characters` and `bpe`; characters beyond it are one token, "unknown"."""
     windows: int | None = Field(default=None, ge=1)
-    """Windows of an epoch. If absent, as many as the training split holds without overlap."""
+    """Number of windows in an epoch. If absent, as many as the training split holds without overlap."""
     evaluation_windows: int = Field(default=1024, ge=1)
-    """Windows on which the model is evaluated, at most what a split holds without overlap."""
+    """Number of windows for evaluation, at most as many as a split holds without overlap."""
     pattern: str = Field(default="*.txt", min_length=1)
-    """Files of a folder that are read, its folders included."""
+    """Pattern of the files that are read in a folder and its subfolders."""
 
 
 def load(spec: DatasetSpec) -> Data:
-    """Return the text of `path`: several files are split by file, one is split where 90 % and 95 % of it end."""
+    """Return the text of `path`: several files are split by file, a single one at 90 % and 95 % of its length."""
     options = _options(spec)
     if spec.path is None:
         raise DatasetError(f"{_PATH}: is missing; name a file of text (UTF-8) or a folder of such files")
@@ -230,7 +230,7 @@ def _read(path: Path) -> str:
 
 def _data(name: str, texts: Sequence[str], options: TextOptions) -> Data:
     split = by_file(texts)
-    if len(texts) <= 2 or not all(part.strip() for part in split):  # a part may have got only files without a text
+    if len(texts) <= 2 or not all(part.strip() for part in split):  # a part may have only files without text
         split = by_position("\n".join(texts))
     train, validation, test = split
     if not (train and validation and test):
@@ -264,7 +264,7 @@ def by_position(text: str) -> tuple[str, str, str]:
 def by_file(texts: Sequence[str]) -> tuple[str, str, str]:
     """Return (training, validation, test), each of whole files.
 
-    In an order that depends on their number alone, files go to the test split until it has 5 % of the characters, then
+    In an order that depends only on their number, files go to the test split until it has 5 % of the characters, then
     to the validation split, then to the training split.
     """
     parts: tuple[list[str], list[str], list[str]] = ([], [], [])

@@ -1,7 +1,7 @@
 """CIFAR-10 and MNIST: from an image folder or archive, from torchvision's own files, or downloaded.
 
 All are standardised. Of the 50,000 or 60,000 training images 5,000 are held out for validation. (Lamelas 6.2 validates
-on CIFAR-10's test split; here the test split is looked at once, at the end.)
+on CIFAR-10's test split; here the test split is used once, at the end.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CIFAR_CLASSES = (
 )  # fmt: skip
 DIGITS = tuple(str(digit) for digit in range(10))
 _OWN = {"cifar10": "cifar-10-batches-py", "mnist": "MNIST"}
-"""The folder that identifies torchvision's own copy."""
+"""Folder that identifies torchvision's own copy."""
 VALIDATION = 5_000
 SIZE = 8
 """Height and width of the images of `cifar8`."""

@@ -1,7 +1,7 @@
-"""A smaller model that keeps what the larger one has learnt, for use after GPUs are taken back (Lamelas, section 7.1).
+"""Distillation of the grown model into a smaller one, for use after GPUs are taken back (Lamelas, section 7.1).
 
     fill(smaller, larger)                                    # weight distillation: the surviving weights
-    optimizer = shrink_optimizer(optimizer, larger, smaller) # and of the optimizer's state
+    optimizer = shrink_optimizer(optimizer, larger, smaller) # and the optimizer's state
     recalibrate(smaller, batches)                            # batch norms of the layers that are gone
     fold(smaller, larger, readers(of_larger, of_smaller), batches)
     teacher = Teacher(larger, len(train), device)            # knowledge distillation

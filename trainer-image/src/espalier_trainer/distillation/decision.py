@@ -1,4 +1,4 @@
-"""The decision to try a smaller model after a reclaim: pure, by measured step times and the time left.
+"""The decision to try a smaller model after a reclaim, by measured step times and the time left. Pure.
 
 1. *Carried?* The grown model was planned to take a certain number of steps in the time left. If a step takes hardly
    longer than it did with the GPUs that are gone, the remaining GPUs can carry it, and nothing is done.
@@ -20,10 +20,10 @@ from espalier_core.types.reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class ShrinkRule:
-    """The rule's figures."""
+    """Thresholds of the rule."""
 
     slower: float = 1.25
-    """The grown model is carried while its steps take at most this many times what they took."""
+    """The grown model is carried while its steps take at most this many times their duration before the reclaim."""
     cheaper: float = 1.25
     """The grown model's steps must cost at least this many times as much as the smaller model's."""
     share: float = 0.25
@@ -37,15 +37,15 @@ class ShrinkFacts:
     """Measurements after GPUs were taken back."""
 
     time_left: float
-    """Budget seconds."""
+    """Remaining seconds of the budget."""
     large: float
-    """Seconds a step of the grown model, with the GPUs left."""
+    """Seconds per step of the grown model, with the remaining GPUs."""
     before: float | None
-    """Seconds a step of the grown model at its fastest, with more GPUs; None where that was not measured."""
+    """Seconds per step of the grown model at its fastest, with more GPUs; None where not measured."""
     sizes: Sequence[float | None]
-    """Seconds a step of each earlier size with the GPUs left, the largest first; None where not measured."""
+    """Seconds per step of each earlier size with the remaining GPUs, the largest first; None where not measured."""
     comparing: float = 0.0
-    """Seconds that comparing the two on the validation split takes."""
+    """Seconds of comparing the two models on the validation split."""
 
     def __str__(self) -> str:
         """Return the measurements as text."""
@@ -59,13 +59,13 @@ class ShrinkFacts:
 
 @dataclass(frozen=True, slots=True)
 class ShrinkVerdict:
-    """What to do."""
+    """The decision."""
 
     size: int | None
-    """Index of the size to try; None: keep the grown model."""
+    """Index of the size to try; None to keep the grown model."""
     reason: Reason
     seconds: float = 0.0
-    """Budget seconds of the trial, comparing included."""
+    """Budget seconds of the trial, comparison included."""
 
 
 def decide(facts: ShrinkFacts, rule: ShrinkRule | None = None) -> ShrinkVerdict:

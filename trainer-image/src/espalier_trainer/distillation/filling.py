@@ -1,17 +1,17 @@
-"""Weight distillation: the smaller model of those weights of the larger that survive (cf. Lin et al. 2021, 2009.09152).
+"""Weight distillation: the smaller model takes the larger one's surviving weights (cf. Lin et al. 2021, 2009.09152).
 
 Lin et al. predict a student's weights from the teacher's by learnt maps. Here none is needed: growth left every layer
-of the smaller model in the larger one, under its name, and those have been trained on.
+of the smaller model in the larger one, under its name, and training has continued there.
 
 The function of a removed block is folded into the layer that reads it. A block `g` was before a reader `A`: the larger
-model computes `A g(x)`, the smaller can compute `A' x`. Where g is linear on what comes (a linear layer, or a 1x1
+model computes `A g(x)`, the smaller can compute `A' x`. Where g is linear on its inputs (a linear layer, or a 1x1
 convolution, whose activation cuts nothing off) `A' = A g` is the same function. Else no `A'` is; the least-squares one
 over a few batches is the nearest, and where `g` is linear it is that very product, so one calculation does both:
 
     min over A'   sum over rows   | A' x - A g(x) |²  +  ridge | A' - A |²
 
-rows being examples, or their patches for a convolution (its padding included, so borders are right too). Batch norms
-are calibrated by the same batches.
+rows being examples, or their patches for a convolution (padding included, so borders are right, too). Batch norms
+are calibrated on the same batches.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from espalier_trainer.training.network import Network
 
 
 class ShrinkError(ValueError):
-    """A model cannot be taken back to a smaller one. The message names the parameter and what is wrong with it."""
+    """A model cannot be shrunk to a smaller one. The message names the parameter and the problem."""
 
 
 def surviving(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
@@ -53,7 +53,7 @@ def surviving(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]
 
 @torch.no_grad()
 def fill(smaller: nn.Module, larger: nn.Module) -> None:
-    """Give `smaller` the weights and buffers that `larger` has under the same names, in place.
+    """Copy to `smaller`, in place, the weights and buffers that `larger` has under the same names.
 
     Raises `ShrinkError`, with nothing changed, where one is missing or of another shape: `larger` is then not grown
     from `smaller`, or was widened, which removing layers cannot undo.
@@ -71,7 +71,7 @@ def shrink_optimizer(
 ) -> torch.optim.Optimizer:
     """Return an optimizer like `optimizer` over `smaller`, with the state of the parameters that survived (by name).
 
-    Moments are those of the same weights in another network: right in scale, and forgotten within some ten steps of
+    Moments belong to the same weights in another network: right in scale, and forgotten within some ten steps of
     Adam's first moment. Same class and groups. `optimizer` keeps working on `larger`; `schedulers`, hooks and
     attributes are handed over as by `grow_optimizer`.
     """
@@ -99,7 +99,7 @@ def shrink_optimizer(
 
 
 def readers(larger: Architecture, smaller: Architecture) -> tuple[str, ...]:
-    """Return the layers with weights of `smaller` that read one which only `larger` has, in execution order.
+    """Return the layers with weights of `smaller` that read a layer which only `larger` has, in execution order.
 
     Operations in between (activations, batch norms, pooling, sums) are skipped. These neighbours can take over the
     function of a removed block.
@@ -119,7 +119,7 @@ def readers(larger: Architecture, smaller: Architecture) -> tuple[str, ...]:
 
 
 RIDGE: Final = 1e-6
-"""Share of the mean square of the reader's inputs: directions that the batches do not determine stay as they were."""
+"""Share of the mean square of the reader's inputs: directions that the batches do not determine stay unchanged."""
 ROWS: Final = 4
 """Minimum ratio of rows to unknowns: with fewer rows the fit would memorise them."""
 WIDEST: Final = 4096
@@ -134,7 +134,7 @@ Norm = nn.modules.batchnorm._BatchNorm
 
 @torch.no_grad()
 def fold(smaller: nn.Module, larger: nn.Module, readers: Sequence[str], batches: Sequence[Tensor]) -> tuple[str, ...]:
-    """Fit the readers of `smaller`, in place, to their outputs in `larger`; returns those that were fitted.
+    """Fit the readers of `smaller`, in place, to their outputs in `larger`; return the fitted ones.
 
     Linear layers and ungrouped Conv2d with zero padding can be fitted; others are left to distillation. Both models run
     in eval mode, once for each reader (the fit of one reader is the input of the next).
@@ -167,7 +167,7 @@ def _fit(
     larger: nn.Module,
     batches: Sequence[Tensor],
 ) -> bool:
-    """Fit one layer; False if the batches have too few rows for it."""
+    """Fit one layer; return False if the batches have too few rows for it."""
     size = layer.weight[0].numel()
     count = 0
     weight = layer.weight.reshape(layer.weight.shape[0], size).double()
@@ -275,7 +275,7 @@ _BATCHES: Final = 8
 
 
 def adjust(smaller: Network, large: Network, data: Data, order: EpochOrder, *, folding: bool) -> None:
-    """Adjust `smaller` in place; `large` is the network that it was made of. `folding`: fit the readers, too."""
+    """Adjust `smaller` in place; `large` is the network that it was made from. With `folding`, also fit the readers."""
     batches = [data.train.batch(order.chosen(cursor), None)[0] for cursor in range(min(_BATCHES, len(order)))]
     recalibrate(smaller.module, batches)
     if folding and large.architecture is not None and smaller.architecture is not None:

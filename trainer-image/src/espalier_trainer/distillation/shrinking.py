@@ -1,6 +1,6 @@
-"""`onReclaim: Distill` in a run: measures, decides, trains a smaller model, and keeps the better one.
+"""`onReclaim: Distill` in a run: measurements, decision, training of a smaller model, and choice of the better one.
 
-It takes part in the run by its hooks (`training.hooks`). Its whole state is in the checkpoint, so that a kill at any
+It takes part in the run by hooks (`training.hooks`). Its whole state is in the checkpoint, so that a kill at any
 moment loses neither model.
 """
 
@@ -50,7 +50,7 @@ class ShrinkOptions:
     folding: bool = True
     """Whether the neighbours of removed layers are fitted (`fold`)."""
     insist: bool = False
-    """Keep the smaller model, whatever the result of the comparison."""
+    """Whether to keep the smaller model, whatever the result of the comparison."""
 
 
 class Shrinker(Hooks):
@@ -76,26 +76,26 @@ class Shrinker(Hooks):
 
     @property
     def may_grow(self) -> bool:
-        """Whether no smaller model is tried."""
+        """Whether no smaller model is on trial."""
         return self._trial is None
 
     @property
     def kept(self) -> Network | None:
-        """The larger network, while a smaller one is tried."""
+        """The larger network while a smaller one is on trial; otherwise None."""
         return self._kept
 
     def grew(self, before: Network, state: Callable[[], CheckpointState]) -> None:
-        """Remember the size before a growth."""
+        """Record the size before a growth."""
         self._sizes.append(size_of(before, state()))
         self.teacher = None
         self._pending = None
 
     def growth_undone(self) -> None:
-        """Forget the size before a growth that was undone."""
+        """Discard the size before a growth that was reverted."""
         self._sizes.pop()
 
     def criterion(self, indices: Tensor, inputs: Tensor) -> Criterion | None:
-        """Return the criterion for the logits of this batch; None: the labels alone."""
+        """Return the criterion for the logits of this batch; None for the labels alone."""
         return None if self.teacher is None else self.teacher.criterion(indices, inputs)
 
     def stepped(self, network: Network, seconds: float) -> None:
@@ -105,7 +105,7 @@ class Shrinker(Hooks):
             self._trial = self._trial.model_copy(update={"steps": self._trial.steps + 1})
 
     def at_boundary(self, boundary: Boundary) -> Change | None:
-        """Respond to GPUs that were taken back, and compare the smaller model with the larger one when it is time."""
+        """Respond to GPUs that were taken back, and compare the smaller model with the larger one when due."""
         network, allocation = boundary.network, boundary.allocation
         replicas, before = allocation.replicas, self._replicas
         self._replicas = replicas
@@ -123,7 +123,7 @@ class Shrinker(Hooks):
         return self._decided(boundary, self._pending)
 
     def failed(self, message: str) -> Change | None:
-        """End a trial whose step failed with the larger network."""
+        """End a trial whose step failed, with the larger network."""
         return None if self._trial is None else self._give_up(Reason.TRIAL_FAILED, message)
 
     def completed(self) -> Change | None:
@@ -133,7 +133,7 @@ class Shrinker(Hooks):
     # ---- for checkpoints
 
     def capture(self) -> tuple[dict[str, object] | None, dict[str, Tensor]]:
-        """Return what a checkpoint must hold: (JSON types, tensors)."""
+        """Return the state for a checkpoint: (JSON types, tensors)."""
         state = ShrinkingState(
             sizes=tuple(self._sizes),
             times=self._times.state(),
@@ -147,7 +147,7 @@ class Shrinker(Hooks):
         return state.to_json(), tensors
 
     def restore(self, checkpoint: Checkpoint, network: Network) -> Network:
-        """Restore what `capture` put into a checkpoint of `network`."""
+        """Restore the state that `capture` returned for a checkpoint of `network`."""
         content = checkpoint.state.shrinking
         state = ShrinkingState() if content is None else ShrinkingState.model_validate(content)
         self._sizes = list(state.sizes)
@@ -168,7 +168,7 @@ class Shrinker(Hooks):
         """End a trial with the larger network; raises `ValueError` where there is no trial."""
         trial, kept = self._trial, self._kept
         if trial is None or kept is None:
-            raise ValueError("no smaller model is tried")
+            raise ValueError("no smaller model is on trial")
         self._end()
         return Change(kept, self._record(trial, AdaptationResult.KEPT, reason, message, kept, kept))
 
@@ -232,7 +232,7 @@ class Shrinker(Hooks):
         return smaller
 
     def _judged(self, network: Network, trial: DistillationTrial, until: Callable[[], bool]) -> Change | None:
-        """Compare the two when it is time."""
+        """Compare the two models when due."""
         if not trial.measured and trial.steps == MEASURED_STEPS:
             seconds = self._times.median(self._structure(network), self._replicas)
             if seconds > trial.large_seconds:

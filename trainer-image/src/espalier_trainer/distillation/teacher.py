@@ -1,6 +1,6 @@
 """The larger model as a teacher (Hinton, Vinyals, Dean 2015, arXiv 1503.02531).
 
-Each of its answers is computed once and kept, so that it can be released.
+Each answer is computed once and kept, so that the model can be released.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from espalier_trainer.net2net.modules import mode
 from espalier_trainer.training.hooks import Criterion
 
 CACHE_BYTES: Final = 64 * 2**20
-"""Memory for the logits of all training examples, as float32: 1.6 million examples of ten classes. For a larger set
-none are kept, and the teacher answers each batch."""
+"""Bytes for the logits of all training examples, as float32: 1.6 million examples of ten classes. For a larger set none
+are kept, and the teacher answers each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,7 @@ def distillation_loss(
 
 
 class Teacher:
-    """Answers batches of training examples with the logits of `module`, which does not change.
-
-    An example's logits are those of the first view (augmentation) of it: one forward pass of the teacher for each
-    example, whatever the number of epochs. Not thread-safe.
-    """
+    """Answers batches of training examples with the logits of `module`, which does not change."""
 
     def __init__(
         self,
@@ -73,7 +69,7 @@ class Teacher:
         teaching: Teaching | None = None,
         room: int = CACHE_BYTES,
     ) -> None:
-        """`module` None: only the logits given to `load` are known. `room`: maximum bytes of the kept logits."""
+        """With `module` None, only the logits given to `load` are known. `room` is the maximum bytes of kept logits."""
         self._module = module
         self._examples, self._device, self._room = examples, device, room
         self._teaching = teaching or Teaching()
@@ -84,7 +80,7 @@ class Teacher:
 
     @property
     def keeps(self) -> bool:
-        """Return whether any logits are kept."""
+        """Whether any logits are kept."""
         return self._logits is not None
 
     def release(self) -> None:
@@ -94,7 +90,7 @@ class Teacher:
     def answer(self, indices: Tensor, inputs: Tensor) -> tuple[Tensor | None, Tensor]:
         """Return (logits [N, C], known [N]) of the examples at `indices` [N], whose views are `inputs` [N, ...].
 
-        Logits are None where nothing is known at all.
+        Logits are None where none are known at all.
         """
         indices = indices.to(self._device)
         known = torch.zeros(len(indices), dtype=torch.bool, device=self._device)
@@ -127,7 +123,7 @@ class Teacher:
         return judge
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what is kept, for a checkpoint."""
+        """Return the kept logits, for a checkpoint."""
         if self._logits is None or self._known is None:
             return {}
         return {"logits": self._logits, "known": self._known}

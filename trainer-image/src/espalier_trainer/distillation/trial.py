@@ -1,6 +1,6 @@
-"""The persistent state of shrinking: sizes, step times, and the larger model while a smaller one is tried.
+"""The persistent state of shrinking: sizes, step times, and the larger model while a smaller one is on trial.
 
-By what steps took, of each size of a model and number of GPUs, a smaller model is chosen.
+A smaller model is chosen by the step times of each model size and number of GPUs.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ LESSON = "lesson."
 
 
 class EarlierSize(Record):
-    """An earlier size of the model: what is needed to build it again, without its weights."""
+    """An earlier size of the model: everything needed to rebuild it, without its weights."""
 
     state: CheckpointState
     shapes: dict[str, tuple[int, ...]]
-    """Number of values in its parameters and buffers."""
+    """Shapes of its parameters and buffers, by name."""
 
     @property
     def key(self) -> str:
@@ -51,52 +51,52 @@ class StepTimes(Record):
 
 
 class PendingReclaim(Record):
-    """A reclaim that is not decided yet: first a few steps are measured with the GPUs left."""
+    """A reclaim that is not decided yet: first a few steps are measured with the remaining GPUs."""
 
     trigger: str
     generation: int
 
 
 class DistillationTrial(Record):
-    """A smaller model is tried."""
+    """A trial of a smaller model."""
 
     trigger: str
     generation: int
     kept: CheckpointState
     """The larger network's description and optimizer; its tensors are in `training.safetensors`."""
     size: int = Field(ge=0)
-    """Index of the smaller one among the sizes."""
+    """Index of the smaller model among the sizes."""
     began: float
     ends: float
-    """Budget seconds used when the two are compared."""
+    """Used budget seconds at which the two are compared."""
     large_seconds: float
-    """Seconds per step of the larger one when the trial began."""
+    """Seconds per step of the larger model when the trial began."""
     steps: int = 0
     measured: bool
-    """Whether the smaller one's steps were already known to be cheaper."""
+    """Whether the smaller model's steps were already known to be cheaper."""
 
 
 class ShrinkingState(Record):
     """The part of the state without tensors."""
 
     sizes: tuple[EarlierSize, ...] = ()
-    """The sizes before the present one, oldest first."""
+    """Sizes before the present one, oldest first."""
     times: tuple[StepTimes, ...] = ()
     replicas: int = 0
-    """Replicas of the last observed allocation."""
+    """Number of replicas of the last observed allocation."""
     pending: PendingReclaim | None = None
     trial: DistillationTrial | None = None
     taught: bool = False
-    """A smaller model replaced the larger one and still learns from its answers."""
+    """Whether a smaller model has replaced the larger one and still learns from its answers."""
 
 
 def structure(state: CheckpointState) -> CheckpointState:
-    """Return the part of a state from which a network is rebuilt."""
+    """Return the part of a state that is needed to rebuild a network."""
     return state.model_copy(update={"random": {}, "metrics": (), "adaptations": (), "shrinking": None})
 
 
 def size_of(network: Network, state: CheckpointState) -> EarlierSize:
-    """Return the size of a network whose state this is."""
+    """Return the size of a network with this state."""
     shapes = {name: tuple(tensor.shape) for name, tensor in network.module.state_dict().items()}
     return EarlierSize(state=structure(state), shapes=shapes)
 
@@ -106,8 +106,8 @@ def smaller_network(
 ) -> Network:
     """Return a network of this size, filled with copies of the large one's surviving weights and moments.
 
-    Raises `ShrinkError` if the large one did more than add layers, `CheckpointMismatchError` if the size cannot be
-    built again.
+    Raises `ShrinkError` if the large one grew other than by added layers, `CheckpointMismatchError` if it cannot be
+    rebuilt.
     """
     found = surviving(large.module.state_dict(), size.shapes)
     groups, tensors, values = optimizer_state(large.optimizer, large.module)
@@ -128,7 +128,7 @@ def smaller_network(
 
 
 def kept_tensors(kept: Network, lesson: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a kept network and of its teacher, by the names of a checkpoint."""
+    """Return the tensors of a kept network and of its teacher, by their names in a checkpoint."""
     _, tensors, _ = optimizer_state(kept.optimizer, kept.module)
     return (
         {f"{KEPT}{name}": tensor for name, tensor in kept.module.state_dict().items()}
@@ -138,7 +138,7 @@ def kept_tensors(kept: Network, lesson: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def lesson_tensors(lesson: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a teacher's tensors by the names of a checkpoint."""
+    """Return a teacher's tensors by their names in a checkpoint."""
     return {f"{LESSON}{name}": tensor for name, tensor in lesson.items()}
 
 
@@ -153,7 +153,7 @@ def kept_network(
 def untried(
     checkpoint: Checkpoint, network: Network, start: Network, spec: OptimizerSpec, example_input: Tensor
 ) -> Network:
-    """Return the network to continue with if a checkpoint's trial of a smaller one is not wanted any more."""
+    """Return the network to continue with if a checkpoint's trial of a smaller one is no longer wanted."""
     trial = ShrinkingState.model_validate(checkpoint.state.shrinking).trial
     return network if trial is None else kept_network(trial, checkpoint, start, spec, example_input)
 
@@ -169,7 +169,7 @@ def recorded(
     used_seconds: float,
     seconds: float,
 ) -> Adaptation:
-    """Return what is reported of a trial, or of the decision against one, which took `seconds` of wall time."""
+    """Return the record of a trial, or of the decision against one, which took `seconds` of wall time."""
     return Adaptation(
         decision_id=f"reclaim-{uuid.uuid4().hex}",
         time=datetime.now(UTC),
@@ -196,18 +196,18 @@ def _names(group: Mapping[str, object]) -> tuple[str, ...]:
 
 
 MEASURED_STEPS: Final = 10
-"""Number of steps measured with the GPUs left before a decision: enough for a typical median."""
+"""Number of steps measured with the remaining GPUs before a decision: enough for a typical median."""
 
 
 class StepTimings:
     """The latest budget seconds per step, by the structure of the network and the number of replicas."""
 
     def __init__(self, known: Iterable[StepTimes] = ()) -> None:
-        """Continue with what a checkpoint holds."""
+        """Continue from the times in a checkpoint."""
         self._seconds = {(each.structure, each.replicas): list(each.seconds) for each in known}
 
     def state(self) -> tuple[StepTimes, ...]:
-        """Return what a checkpoint must hold."""
+        """Return the times for a checkpoint."""
         return tuple(
             StepTimes(structure=structure, replicas=replicas, seconds=tuple(seconds))
             for (structure, replicas), seconds in self._seconds.items()
@@ -220,7 +220,7 @@ class StepTimings:
         del found[:-MEASURED_STEPS]
 
     def forget(self, structure: str, replicas: int) -> None:
-        """Measure these steps again."""
+        """Discard these times, so that they are measured again."""
         self._seconds.pop((structure, replicas), None)
 
     def known(self, structure: str, replicas: int) -> bool:
@@ -232,7 +232,7 @@ class StepTimings:
         return statistics.median(self._seconds.get((structure, replicas), ()))
 
     def with_more(self, structure: str, replicas: int) -> float | None:
-        """Return the least median of the same structure with more replicas, None where there is none."""
+        """Return the least median of the same structure with more replicas; None where there is none."""
         found = (
             statistics.median(seconds)
             for (known, number), seconds in self._seconds.items()
@@ -241,10 +241,10 @@ class StepTimings:
         return min(found, default=None)
 
     def expected(self, structure: str, replicas: int, grown: str, large: float) -> float | None:
-        """Return the seconds per step of a structure: as measured, or scaled from another number of replicas.
+        """Return the seconds per step of a structure: measured, or scaled from another number of replicas.
 
-        The latter in proportion: what the present structure's steps (`grown`, `large` seconds now) took with that
-        number. None: neither was measured.
+        The scale is that of the present structure's steps: `large` seconds now, and those of `grown` with that number.
+        None where neither was measured.
         """
         if seconds := self._seconds.get((structure, replicas)):
             return statistics.median(seconds)

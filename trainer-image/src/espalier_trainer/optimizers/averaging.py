@@ -1,8 +1,8 @@
 """An exponential moving average of the weights, evaluated in their place (Polyak averaging).
 
 It is a state of the optimizer, one entry a parameter. So checkpoints, growth and the workers that train together carry
-it as they carry moments. Where a growth changes a parameter (its shape, or its values as in `insertion: Scaled`), the
-average of that parameter begins again, from the value that growth gave it, as does that of a new one.
+it like moments. Where a growth changes a parameter (its shape, or its values as in `insertion: Scaled`), the average of
+that parameter restarts from the value that growth gave it, like that of a new one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch.optim import Optimizer
 from espalier_trainer.optimizers.building import SEPARATOR
 
 AVERAGE: Final = "average"
-"""The key of the average in the state of a parameter."""
+"""Key of the average in the state of a parameter."""
 COUNT: Final = "average_steps"
-"""The key of the number of steps that it is the average of."""
+"""Key of the number of averaged steps."""
 
 
 def averaged_step(optimizer: Optimizer, decay: float) -> None:
-    """Take the optimizer's step, and the weights after it into their averages.
+    """Take the optimizer's step, and add the new weights to their averages.
 
     a ← d a + (1 - d) w, d = min(decay, (1 + n) / (10 + n)), where n counts the steps so far: the first weights, which
-    are random, are forgotten sooner (as in TensorFlow). What growth has added or changed is not random: its average
-    begins with the value that growth gave it, and with the n of the others.
+    are random, are forgotten sooner (as in TensorFlow). Parameters that growth has added or changed are not random:
+    their average begins with the value that growth gave them, and with the n of the others.
     """
     trained = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
     states = [optimizer.state.get(each, {}) for each in trained]
@@ -42,7 +42,7 @@ def averaged_step(optimizer: Optimizer, decay: float) -> None:
     with torch.no_grad():
         for parameter in trained:
             state = optimizer.state[parameter]
-            if parameter in given:  # only now: optimizers take a state that is not empty for their own
+            if parameter in given:  # only now: optimizers assume that a nonempty state is their own
                 state |= {AVERAGE: given[parameter], COUNT: begun}
             steps = int(state[COUNT])
             state[AVERAGE].lerp_(parameter, 1 - min(decay, (1 + steps) / (10 + steps)))
@@ -51,7 +51,7 @@ def averaged_step(optimizer: Optimizer, decay: float) -> None:
 
 @contextmanager
 def averaged(optimizer: Optimizer) -> Iterator[None]:
-    """Within the context, the weights are their averages, where there are any."""
+    """Replace the weights by their averages, where there are any, within the context."""
     kept: list[tuple[nn.Parameter, Tensor]] = []
     try:
         for group in optimizer.param_groups:

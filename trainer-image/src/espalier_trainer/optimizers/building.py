@@ -1,12 +1,12 @@
-"""The optimizer of a job, its state as tensors by parameter *name*, and how these tensors lie in memory.
+"""The optimizer of a job, its state as tensors by parameter *name*, and the memory layout of these tensors.
 
 Names survive growth and rebuilding; positions do not: a grown optimizer may hold its parameters in another order
 than the model lists them.
 
-Whatever belongs to a parameter lies in memory as the parameter does. torch's fused optimizers on the CPU read a
-parameter, its gradient and its moments as flat memory, and check neither strides nor order. With a gradient of another
-layout they update other elements than those it belongs to, silently. Autograd's own gradients lie as their parameters;
-what comes from other workers, files and growth may not.
+All tensors of a parameter have its memory layout. torch's fused optimizers on the CPU read a parameter, its gradient
+and its moments as flat memory, and check neither strides nor order. With a gradient of another layout they update the
+wrong elements, silently. Autograd's own gradients have their parameters' layout; tensors from other workers, files and
+growth may not.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from espalier_trainer.encoding import EncodingError, decoded, encoded
 from espalier_trainer.errors import OwnLoopError
 
 _KERNEL: int = 4
-"""Dimensions of the kernel of a convolution in two directions."""
+"""Number of dimensions of a 2D convolution's kernel."""
 
 
 def laid_as(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Return `tensor` in the layout of `parameter`: itself where it has that, or another shape; else a copy."""
+    """Return `tensor` in the layout of `parameter`: itself where it has that layout or another shape; else a copy."""
     if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
         return tensor
     room = torch.empty_like(parameter, dtype=tensor.dtype, device=tensor.device, memory_format=torch.preserve_format)
@@ -49,9 +49,9 @@ def lay_moments(optimizer: Optimizer) -> None:
 
 
 def has_layouts(module: nn.Module) -> bool:
-    """Return whether channels-last is another layout for this module: it has kernels in two directions, none in three.
+    """Return whether channels-last is another layout for this module: it has 2D kernels and no 3D ones.
 
-    Of a 1×1 kernel both are the same, but activations follow it.
+    A 1×1 kernel has one layout only, but the activations after it depend on the choice.
     """
     ranks = [parameter.dim() for parameter in module.parameters()]
     return _KERNEL in ranks and max(ranks) <= _KERNEL
@@ -68,21 +68,21 @@ GroupState = dict[str, Any]
 """One parameter group as JSON types: its options, and `params` as names."""
 
 SEPARATOR = "|"
-"""Between a parameter's name, its state's key and the number of a tensor in it; no module name holds it."""
+"""Separator of a parameter's name, its state's key and the number of a tensor in it; no module name contains it."""
 
 
 _FLOAT: Final = "float"
 """Key of a number that JSON cannot represent."""
 _ENCODED: Final = "encoded"
-"""Key of what is neither a number nor a text nor a tensor; its value is in a list, as documents leave None out."""
+"""Key of a value that is not a number, text or tensor; it is in a list, as documents leave None out."""
 _MATRIX: Final = 2
-"""Dimensions of a parameter whose weights decay, at least."""
+"""Minimum number of dimensions of parameters with weight decay."""
 _FUSED_ON: Final = ("cpu", "cuda")
-"""Devices with fused updates, of those that a trainer uses."""
+"""Device types with fused updates, among those that a trainer uses."""
 
 
 def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of the job over all parameters that are trained."""
+    """Return the optimizer of the job over all trainable parameters."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     options: dict[str, Any] = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
     if spec.name in ("SGD", "RMSprop"):
@@ -108,7 +108,7 @@ def _fuses(model: nn.Module, parameters: Sequence[nn.Parameter]) -> bool:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the rate of every group."""
+    """Set the learning rate of every group."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
@@ -118,7 +118,7 @@ def optimizer_state(
 ) -> tuple[list[GroupState], dict[str, Tensor], dict[str, dict[str, Any]]]:
     """Return (groups, tensors by `<parameter>|<key>`, other values by parameter).
 
-    A value may hold tensors, which are under `<parameter>|<key>|<number>`. Raises `OwnLoopError` for one that cannot be
+    A value may hold tensors, which are under `<parameter>|<key>|<number>`. Raises `OwnLoopError` if one cannot be
     kept.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -156,7 +156,7 @@ def load_optimizer_state(
 ) -> None:
     """Give the optimizer the saved groups and state, in place.
 
-    `trained` names the parameters that must have been saved, None: those of the model that are trained. Raises
+    `trained` names the parameters that must have been saved, None for the model's trainable ones. Raises
     `ValueError` where others were.
     """
     parameters = dict(model.named_parameters())
@@ -166,7 +166,7 @@ def load_optimizer_state(
     if set(saved) != trained:
         differing = sorted(set(saved) ^ trained)
         raise ValueError(f"the optimizer's parameters differ from the model's: {', '.join(differing[:5])}")
-    # The class's own load_state_dict casts to the parameters' devices and types, and speaks of positions.
+    # The class's own load_state_dict casts to the parameters' devices and types, and uses positions.
     position = {name: index for index, name in enumerate(saved)}
     state: dict[int, dict[str, Any]] = {}
     parts: dict[tuple[str, str], dict[str, Tensor]] = {}
@@ -198,31 +198,31 @@ def load_optimizer_state(
             ],
         }
     )
-    # A script may hold a group, to set its rate.
+    # A script may hold a group to set its rate.
     for place, (group, new) in enumerate(zip(own, optimizer.param_groups, strict=False)):
         group.clear()
         group.update(new)
         optimizer.param_groups[place] = group
     if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
         _restore_types(optimizer, parameters, tensors)
-    for name, fields in others.items():  # of which it would convert each element, and of a text each letter
+    for name, fields in others.items():  # load_state_dict would convert each element or letter
         optimizer.state[parameters[name]].update(fields)
-    lay_moments(optimizer)  # those that were saved lie as files have them
+    lay_moments(optimizer)  # saved moments have the layout of files
 
 
 def _restore_types(
     optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter], tensors: dict[str, Tensor]
 ) -> None:
-    """Give the state the types in which it was saved: torch casts all but `step` to that of the parameter.
+    """Restore the types in which the state was saved: torch casts all but `step` to the parameter's type.
 
-    That would round master weights of 32 bits, and make numbers out of bytes. A class with a `load_state_dict` of its
-    own has cast what it wants to.
+    That would round 32-bit master weights, and convert bytes to numbers. A class with its own `load_state_dict` has
+    made its own casts.
     """
     of_torch = type(optimizer).__module__.startswith("torch.optim.")
     for key, tensor in tensors.items():
         name, field, *parts = key.split(SEPARATOR)
         parameter = parameters[name]
-        # torch's own moments have the type of the parameter, also where the script has changed that since.
+        # torch's own moments have the type of the parameter, even if the script has changed that since.
         if parts or field == "step" or (of_torch and tensor.shape == parameter.shape):
             continue
         if optimizer.state[parameter][field].dtype != tensor.dtype:
@@ -230,7 +230,7 @@ def _restore_types(
 
 
 def group_options(group: GroupState) -> GroupState:
-    """Return a group's options without its parameters; what JSON made of a tuple (Adam's betas) is one again."""
+    """Return a group's options without its parameters; lists are restored to tuples (Adam's betas)."""
     return {
         key: tuple(map(_restored, value)) if isinstance(value, list) else _restored(value)
         for key, value in group.items()
@@ -251,7 +251,7 @@ def _kept_value(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _kept(value: Any) -> Any:
-    """Return numbers of torch and numpy as Python's, and those that JSON cannot represent as texts."""
+    """Return numbers of torch and numpy as Python's, and numbers that JSON cannot represent as texts."""
     if isinstance(value, np.generic) or (isinstance(value, Tensor) and value.numel() == 1):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -264,7 +264,7 @@ def _kept(value: Any) -> Any:
 
 
 def _restored(value: Any) -> Any:
-    """Return what `_kept` was given, as Python's numbers."""
+    """Return the argument of `_kept`, with Python's numbers."""
     if isinstance(value, dict):
         if value.keys() == {_FLOAT}:
             return float(value[_FLOAT])

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: one small class each, a function of where training stands.
+"""Learning-rate schedules: one small class each, a function of the position in the budget.
 
 A schedule holds no clock. It returns the rate at a `Moment`, is notified when an epoch ends and when the model has
 grown, and its state is plain JSON, so that a resumed job continues with the same rates.
@@ -28,24 +28,24 @@ State = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where training stands, in budget seconds."""
+    """Position of training in its budget, in seconds."""
 
     used_seconds: float
     budget_seconds: float
 
     @property
     def share(self) -> float:
-        """Share of the budget that is used, 0 to 1."""
+        """Used share of the budget, 0 to 1."""
         return min(1.0, self.used_seconds / self.budget_seconds) if self.budget_seconds > 0 else 0.0
 
     @property
     def left(self) -> float:
-        """Seconds left, never below zero."""
+        """Remaining seconds, never below zero."""
         return max(0.0, self.budget_seconds - self.used_seconds)
 
 
 UNKNOWN: Final = Moment(0.0, 0.0)
-"""Where nobody asks."""
+"""Moment where the position does not matter."""
 
 
 class Schedule(Protocol):
@@ -55,15 +55,15 @@ class Schedule(Protocol):
         """Return the learning rate of a step at `moment`."""
 
     def epoch_finished(self, validation_loss: float | None) -> None:
-        """Take notice of the end of an epoch."""
+        """Record the end of an epoch."""
         return
 
     def restart(self, moment: Moment) -> None:
-        """Begin again from the initial rate."""
+        """Restart from the initial rate."""
         return
 
     def state(self) -> State:
-        """Return what `load_state` needs, as JSON types."""
+        """Return the state for `load_state`, as JSON types."""
         return {}
 
     def load_state(self, state: State) -> None:
@@ -73,7 +73,7 @@ class Schedule(Protocol):
 
 @dataclass
 class BudgetLinear(Schedule):
-    """Linearly to 0 at the deadline: η(t) = η₀ (B - t) / (B - t₀), t₀ being 0 or the last restart.
+    """Linear fall to 0 at the deadline: η(t) = η₀ (B - t) / (B - t₀), t₀ being 0 or the last restart.
 
     A job with a time budget knows its end. After a restart the rate is again 0 at the same deadline.
     """
@@ -101,7 +101,7 @@ class BudgetLinear(Schedule):
 
 @dataclass
 class Exponential(Schedule):
-    """The paper's (Lamelas 6.4): η = η₀ · decay^n, n being the epochs finished since the start or the last restart."""
+    """Lamelas 6.4: η = η₀ · decay^n, n being the epochs finished since the start or the last restart."""
 
     initial: float
     decay: float
@@ -112,7 +112,7 @@ class Exponential(Schedule):
         return float(self.initial * self.decay**self.epochs)
 
     def epoch_finished(self, validation_loss: float | None) -> None:
-        """Count it."""
+        """Count the epoch."""
         self.epochs += 1
 
     def restart(self, moment: Moment) -> None:
@@ -137,49 +137,49 @@ class Warmup(Schedule):
     origin: float = 0.0
 
     def rate(self, moment: Moment) -> float:
-        """Return min(1, (t - t₀) / (share · B)) of the other's rate."""
+        """Return min(1, (t - t₀) / (share · B)) of the other schedule's rate."""
         risen = (moment.used_seconds - self.origin) / (self.share * moment.budget_seconds)
         return self.after.rate(moment) * min(1.0, max(0.0, risen))
 
     def epoch_finished(self, validation_loss: float | None) -> None:
-        """Let the other take notice."""
+        """Pass on the end of an epoch."""
         self.after.epoch_finished(validation_loss)
 
     def restart(self, moment: Moment) -> None:
-        """Begin again, both."""
+        """Restart both schedules."""
         self.origin = moment.used_seconds
         self.after.restart(moment)
 
     def state(self) -> State:
-        """Return t₀, and the other's state."""
+        """Return t₀ and the other schedule's state."""
         return {"risen_from": self.origin, **self.after.state()}
 
     def load_state(self, state: State) -> None:
-        """Set both."""
+        """Set t₀ and the other schedule's state."""
         self.origin = float(state["risen_from"])
         self.after.load_state(state)
 
 
 @dataclass(frozen=True)
 class ConstantRate(Schedule):
-    """The initial rate."""
+    """A constant schedule: the initial rate."""
 
     initial: float
 
     def rate(self, moment: Moment) -> float:
-        """Return it."""
+        """Return the initial rate."""
         return self.initial
 
 
 @dataclass
 class TorchSchedule(Schedule):
-    """A scheduler of `torch.optim.lr_scheduler`, stepped once an epoch, and built again at a restart.
+    """A scheduler of `torch.optim.lr_scheduler`, stepped once an epoch, and rebuilt at a restart.
 
-    It drives a separate optimizer with one dummy parameter: only the learning rate is taken over. Its state is
-    how it was stepped (the validation losses, which `ReduceLROnPlateau` reads), replayed when training resumes.
+    It drives a separate optimizer with one dummy parameter: only the learning rate is used. Its state is the sequence
+    of its steps (the validation losses, which `ReduceLROnPlateau` reads), replayed when training resumes.
 
-    One that ends (`OneCycleLR` after `total_steps`) leaves its last rate: how many epochs fit into a time budget is
-    known to nobody, so that is no reason to end training.
+    A scheduler that ends (`OneCycleLR` after `total_steps`) keeps its last rate: the number of epochs that fit into a
+    time budget is unknown in advance, so that is no reason to end training.
     """
 
     name: str
@@ -192,7 +192,7 @@ class TorchSchedule(Schedule):
 
     def __post_init__(self) -> None:
         self._build()
-        # Some options fail only when they are first used: better now than at the end of the first epoch.
+        # Some options fail only when first used: better now than at the end of the first epoch.
         with self._options_checked():
             self._step(1.0)
         self._build()
@@ -207,7 +207,7 @@ class TorchSchedule(Schedule):
         self._step(validation_loss)
 
     def restart(self, moment: Moment) -> None:
-        """Build the scheduler again."""
+        """Rebuild the scheduler."""
         self._losses = []
         self._build()
 
@@ -216,7 +216,7 @@ class TorchSchedule(Schedule):
         return {"losses": list(self._losses)}
 
     def load_state(self, state: State) -> None:
-        """Build the scheduler and step it as it was stepped."""
+        """Rebuild the scheduler and repeat its steps."""
         self._losses = [None if loss is None else float(loss) for loss in state["losses"]]
         self._build()
         for loss in self._losses:
@@ -252,14 +252,14 @@ class TorchSchedule(Schedule):
                     self._scheduler.step(validation_loss)
                 return
             with warnings.catch_warnings():
-                # SequentialLR warns about its own way of stepping.
+                # SequentialLR warns about its own steps.
                 warnings.filterwarnings("ignore", "The epoch parameter in `scheduler.step", UserWarning)
                 self._scheduler.step()
         except ValueError as error:
             if not self._losses:
                 raise  # its first step: the options are wrong
             self._ended = True
-            logger.warning("training.schedule: torch:%s has ended, its last rate stays: %s", self.name, error)
+            logger.warning("training.schedule: torch:%s has ended; keeping its last rate: %s", self.name, error)
 
 
 def build_schedule(spec: ScheduleSpec, initial: float) -> Schedule:

@@ -1,8 +1,8 @@
-"""The figures of a run for others: Prometheus, TensorBoard, and Weights & Biases.
+"""Exported figures of a run: for Prometheus, TensorBoard, Weights & Biases and MLflow.
 
-The metrics follow from the trainer's events and the durations of its steps, and are scraped at a port. TensorBoard and
-Weights & Biases get theirs in the leader, by optimizer steps: `ESPALIER_LOG_TO` names one for any job; a script of the
-user's calls `loop.log_to` with what it has opened itself.
+The metrics follow from the trainer's events and the durations of its steps, and are scraped at a port. The others get
+figures from the leader, by optimizer steps: `ESPALIER_LOG_TO` names one for any job; a user's script calls
+`loop.log_to` with a target that it has opened itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class MeteredReporter:
-    """A `Reporter` that counts what it passes on."""
+    """A `Reporter` that counts the reports and events it passes on."""
 
     reporter: Reporter
     budget: Callable[[], float]
@@ -41,16 +41,16 @@ class MeteredReporter:
     metrics: Metrics = field(default_factory=lambda: Metrics(Exporter.TRAINER))
 
     def __post_init__(self) -> None:
-        # They are scraped while data and checkpoint are loaded: nothing left of the budget, and no layers, is not so.
+        # They are scraped while data and checkpoint are loaded, when 0 would be wrong for them.
         for name in ("budget_left_seconds", "depth", "parameters"):
             self.metrics.set(f"espalier_trainer_{name}", math.nan)
 
     def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
-        """Pass the report on."""
+        """Pass on the report."""
         self.reporter.publish(make, urgent=urgent)
 
     def record(self, event: AnyEvent) -> None:
-        """Pass the event on, and count it."""
+        """Pass on and count the event."""
         self.reporter.record(event)
         self.metrics.set("espalier_trainer_budget_left_seconds", max(0.0, self.budget() - event.used_seconds))
         match event:
@@ -75,7 +75,7 @@ class MeteredReporter:
                     self.metrics.count("espalier_trainer_advice_problems_total", adaptation.advice_problem)
 
     def step_took(self, seconds: float) -> None:
-        """Take in the wall time between the ends of two optimizer steps."""
+        """Record the wall seconds between the ends of two optimizer steps."""
         self.metrics.observe("espalier_trainer_step_seconds", seconds)
 
     def _size(self, depth: int, parameters: int) -> None:
@@ -85,7 +85,7 @@ class MeteredReporter:
 
 @contextmanager
 def served(metrics: Metrics, port: int) -> Iterator[None]:
-    """Let `metrics` be scraped on `port` of all addresses; where the port cannot be had training continues without."""
+    """Serve `metrics` on `port` of all addresses; where the port is unavailable, training continues without."""
     try:
         server, thread = start_http_server(port, registry=metrics.exposed)
     except OSError as error:
@@ -101,16 +101,16 @@ def served(metrics: Metrics, port: int) -> Iterator[None]:
 
 
 Write = Callable[[Mapping[str, float], int], None]
-"""Takes figures by name, and the number of steps."""
+"""Function that writes figures by name, for a number of steps."""
 
 TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"
 _EPOCH: Final = ("train_loss", "validation_loss", "learning_rate", "depth", "parameters")
 
 
 def writer_of(target: Any) -> Write:
-    """Return what writes figures to a `SummaryWriter`, a run of Weights & Biases, or the active run of `mlflow`.
+    """Return the function that writes figures to a `SummaryWriter`, a Weights & Biases run, or `mlflow`'s active run.
 
-    Raises `TrainerError` for others.
+    Raises `TrainerError` for other targets.
     """
     if hasattr(target, "add_scalar"):
 
@@ -155,7 +155,7 @@ def opened(name: str, folder: Path, job: str) -> Any:
                 mlflow.start_run(run_name=job)
             except mlflow.MlflowException as error:
                 raise SettingsError(
-                    f"{environment.LOG_TO} is {name!r}, and {mlflow.get_tracking_uri()} takes no run: {error}; set "
+                    f"{environment.LOG_TO} is {name!r}, and {mlflow.get_tracking_uri()} accepts no run: {error}; set "
                     "MLFLOW_TRACKING_URI to a server that runs, or to nothing for a file next to the checkpoints"
                 ) from error
             return mlflow
@@ -177,14 +177,14 @@ class LoggedReporter:
     _wrote: float = -INTERVAL_WALL_SECONDS
 
     def add(self, target: Any, *, close: bool = False) -> None:
-        """Write figures to `target` from now on; `close` it at the end. Raises `TrainerError` for what is no target."""
+        """Write figures to `target` from now on; `close` it at the end. Raises `TrainerError` for other targets."""
         self._writers.append(writer_of(target))
         if close:
             names = ("finish", "end_run", "close")
             self._closing.append(next(getattr(target, name) for name in names if hasattr(target, name)))
 
     def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
-        """Pass the report on, and write its figures."""
+        """Pass on the report, and write its figures."""
         self.reporter.publish(make, urgent=urgent)
         if self._writers and (urgent or self.clock() - self._wrote >= INTERVAL_WALL_SECONDS):
             self._wrote = self.clock()
@@ -193,7 +193,7 @@ class LoggedReporter:
             self._write({**figures, "depth": report.depth, "parameters": report.parameters}, report.step)
 
     def record(self, event: AnyEvent) -> None:
-        """Pass the event on, and write its figures."""
+        """Pass on the event, and write its figures."""
         self.reporter.record(event)
         match event:
             case EpochFinished():
@@ -206,7 +206,7 @@ class LoggedReporter:
                 self._wrote = -INTERVAL_WALL_SECONDS  # the next report has the new size
 
     def close(self) -> None:
-        """Close what was opened for the run."""
+        """Close the targets opened for the run."""
         for close in self._closing:
             try:
                 close()
@@ -217,7 +217,7 @@ class LoggedReporter:
         for write in self._writers if figures else ():
             try:
                 write(figures, step)
-            except Exception as error:  # of others' packages, or a full disk: it does not end training
+            except Exception as error:  # a third-party error, or a full disk: it does not end training
                 logger.warning("figures of step %d were not logged: %s", step, error)
 
 

@@ -1,6 +1,6 @@
-"""The report file, the events file and the events in the log: what the leader tells the scheduler.
+"""Reports and events of the leader for the scheduler: in files and in the log.
 
-A full disk or a vanished folder is warned about on stderr, once until it works again, and never ends training.
+A full disk or a vanished folder causes one warning on stderr until it works again, and never ends training.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from espalier_core.types.report import Report
 logger = logging.getLogger(__name__)
 
 INTERVAL_WALL_SECONDS = 2.0
-"""The longest time between two reports while nothing happens (Espalier's design, "Report")."""
+"""Maximum interval of reports while nothing happens (Espalier's design, "Report")."""
 
 
 class EventRecorder(Protocol):
-    """Where events go."""
+    """Destination of events."""
 
     def record(self, event: AnyEvent) -> None:
         """Add one event."""
 
 
 class Reporter(EventRecorder, Protocol):
-    """Where reports and events go."""
+    """Destination of reports and events."""
 
     def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
         """Send the report that `make` builds: at once when `urgent`, otherwise when one is due."""
@@ -44,7 +44,7 @@ class MemoryReporter:
     events: list[AnyEvent] = field(default_factory=list)
 
     def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
-        """Keep the report if it is urgent; in memory nobody waits for the others."""
+        """Keep the report if it is urgent; in memory the others are not needed."""
         if urgent:
             self.report = make()
 
@@ -97,16 +97,16 @@ class FileReporter:
 
 @dataclass
 class EventLog:
-    """Logs events as JSON lines: for a container, whose log is what people read. Reports go nowhere.
+    """Logs events as JSON lines, for a container, whose log people read. Reports are dropped.
 
-    Of the epochs, which may last milliseconds, one is logged every two seconds.
+    Epochs may last milliseconds: at most one is logged every two seconds.
     """
 
     clock: Callable[[], float] = time.monotonic
     _epoch_due: float = field(init=False, default=0.0)
 
     def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def record(self, event: AnyEvent) -> None:
         """Log the event."""
@@ -119,9 +119,9 @@ class EventLog:
 
 
 def previous_used_seconds(path: Path | None, job: str) -> float:
-    """Return the budget seconds that an earlier incarnation last reported, 0 where there is no usable report.
+    """Return the budget seconds that an earlier incarnation last reported; 0 where there is no usable report.
 
-    A trainer that was killed has used more of its budget than its last checkpoint knows.
+    A killed trainer has used more of its budget than its last checkpoint records.
     """
     if path is None:
         return 0.0

@@ -1,7 +1,7 @@
-"""The scheduler as a trainer sees it: the paper's three questions (Lamelas 4.1, figure 2), and a clock to start.
+"""The trainer's view of the scheduler: the paper's three questions (Lamelas 4.1, figure 2), and a clock to start.
 
-Allocation documents come from the file that a scheduler rewrites. The other source, the job as its API server knows it,
-is `espalier_trainer.kube.watch`.
+Allocation documents come from the file that a scheduler rewrites. The other source, the job in its API server, is
+`espalier_trainer.kube.watch`.
 
 Times are budget seconds unless the name contains `wall`. Budget time is the trainer's own monotonic clock times the
 time scale; it starts with training, not with the process.
@@ -24,28 +24,28 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
 
 POLL_WALL_SECONDS = 0.05
-"""How often the allocation file is looked at, at most: a look is a `stat`, about 2 µs, so this costs nothing."""
+"""Minimum interval of checks of the allocation file; a check is a `stat`, about 2 µs."""
 
 
 class AllocationSource(Protocol):
-    """A source of the scheduler's allocations. Only `settle` blocks, and nothing raises."""
+    """A source of the scheduler's allocations. Only `settle` blocks, and no method raises."""
 
     def latest(self) -> AllocationDocument | None:
-        """Return the last good document, None before there was one."""
+        """Return the last valid document; None before there was one."""
 
     def settle(self) -> None:
-        """Wait, for seconds at most, until the source has either answered or failed to."""
+        """Wait, a few seconds at most, until the source has answered or failed to."""
 
     def take_warnings(self) -> tuple[str, ...]:
-        """Return what went wrong since this was last asked."""
+        """Return the problems since the last call."""
 
 
 @dataclass
 class AllocationFileSource:
-    """A file in which a scheduler leaves an `AllocationDocument`; on Kubernetes an annotation of the pod.
+    """A file in which a scheduler writes an `AllocationDocument`; on Kubernetes an annotation of the pod.
 
-    The last good document is kept while the file is half-written, damaged, of another version, of another job, or
-    missing; each new state of such a file is warned about once.
+    The last valid document is kept while the file is half-written, damaged, of another version or job, or missing; each
+    new state of such a file causes one warning.
     """
 
     path: Path
@@ -60,7 +60,7 @@ class AllocationFileSource:
     _warnings: list[str] = field(init=False, default_factory=list)
 
     def latest(self) -> AllocationDocument | None:
-        """Return the last good document; the file is looked at no more often than the poll interval."""
+        """Return the last valid document; the file is checked no more often than the poll interval."""
         now = self.clock()
         if now - self._looked >= POLL_WALL_SECONDS:
             self._looked = now
@@ -68,10 +68,10 @@ class AllocationFileSource:
         return self._document
 
     def settle(self) -> None:
-        """Nothing: a file answers at once."""
+        """Do nothing: a file answers at once."""
 
     def take_warnings(self) -> tuple[str, ...]:
-        """Return the complaints about the file since this was last asked."""
+        """Return the problems with the file since the last call."""
         taken = tuple(self._warnings)
         self._warnings.clear()
         return taken
@@ -110,40 +110,40 @@ class AllocationFileSource:
 
 
 class Scheduler(Protocol):
-    """What a trainer may ask; the first three are the paper's. By default there is no demand to stop and no warning."""
+    """The trainer's questions; the first three are the paper's. By default there is no request to stop or warning."""
 
     def time_left(self) -> float:
-        """Return the budget seconds left, never below zero."""
+        """Return the remaining seconds of the budget, never below zero."""
         return max(0.0, self.time_budget() - self.used_seconds())
 
     def time_budget(self) -> float:
         """Return the whole budget in seconds."""
 
     def allocation(self) -> Allocation:
-        """Return the allocation; `direction` is how its replicas changed since the last call."""
+        """Return the allocation; `direction` is the change of its replicas since the last call."""
 
     def base_replicas(self) -> int:
-        """Return the guaranteed workers: replicas above these are extra."""
+        """Return the number of guaranteed workers: replicas above it are extra."""
 
     def stop_reason(self) -> Reason | None:
-        """Return why the job must end before its budget is used up; None while it may continue."""
+        """Return the reason why the job must end before its budget is used up; None while it may continue."""
         return None
 
     def waits_for_workers(self) -> bool:
-        """Return whether training is not to begin yet, as base workers are held back."""
+        """Return whether training must not begin yet, because base workers are held back."""
         return False
 
     def start(self, used_seconds: float) -> None:
         """Start the clock. `used_seconds` is the part of the budget already used, from the trainer's checkpoint."""
 
     def used_seconds(self) -> float:
-        """Return the budget seconds used, earlier incarnations included; not capped by the budget."""
+        """Return the used seconds of the budget, earlier incarnations included; not capped by the budget."""
 
     def wall_time_left(self) -> float:
-        """Return `time_left` in wall seconds: the maximum for any wait."""
+        """Return `time_left` in wall seconds: the limit of any wait."""
 
     def step_finished(self, architecture: Architecture | None) -> None:
-        """Called after each training step. Virtual time advances by it; real clocks ignore it."""
+        """Record a training step. Virtual time advances by it; real clocks ignore it."""
         return
 
     def take_warnings(self) -> tuple[str, ...]:
@@ -176,11 +176,11 @@ class _Asked:
 
 @dataclass
 class DocumentScheduler(Scheduler):
-    """The adapter to a scheduler that publishes its grants as `AllocationDocument`s.
+    """Adapter to a scheduler that publishes its grants as `AllocationDocument`s.
 
     Several sources may carry the documents of one scheduler (its API server, a file). The document of the newest
-    generation applies, among equal ones that of the first source. A demand to stop applies from any source. While there
-    is no document, the job's own budget and base replicas apply.
+    generation applies; of equal generations, the first source's. A request to stop applies from any source. Without a
+    document, the job's own budget and base replicas apply.
     """
 
     sources: Sequence[AllocationSource]
@@ -203,7 +203,7 @@ class DocumentScheduler(Scheduler):
             time_budget=TimeBudget(budget_seconds=spec.time_budget_seconds),
             base_replicas=spec.min_replicas,
         )
-        # A restarted trainer that finds extra replicas sees them as an `up`.
+        # To a restarted trainer, extra replicas are an `up`.
         self._asked = _Asked(spec.min_replicas)
         self._listen()
 
@@ -217,7 +217,7 @@ class DocumentScheduler(Scheduler):
         return self._asked.direct(self._document.allocation)
 
     def base_replicas(self) -> int:
-        """Return the guaranteed workers."""
+        """Return the number of guaranteed workers."""
         return self._document.base_replicas
 
     def stop_reason(self) -> Reason | None:
@@ -226,14 +226,14 @@ class DocumentScheduler(Scheduler):
         return self._stop
 
     def waits_for_workers(self) -> bool:
-        """Return what the newest document says of it; waits for sources that connect."""
+        """Return the newest document's answer; wait for sources that connect."""
         for source in self.sources:
             source.settle()
         self._listen()
         return self._document.waits_for_workers
 
     def start(self, used_seconds: float) -> None:
-        """Start the clock at the larger of `used_seconds` and the documents' figure; waits for sources that connect.
+        """Start the clock at the larger of `used_seconds` and the documents' figure; wait for sources that connect.
 
         The wait does not count against the budget, and the sources limit it.
         """
@@ -244,13 +244,13 @@ class DocumentScheduler(Scheduler):
         self._started = self.clock()
 
     def used_seconds(self) -> float:
-        """Return the budget seconds used."""
+        """Return the used seconds of the budget."""
         if self._started is None:
             return self._document.time_budget.used_seconds
         return self._used_before + (self.clock() - self._started) * self.time_scale
 
     def wall_time_left(self) -> float:
-        """Return the wall seconds left."""
+        """Return the remaining wall seconds."""
         return self.time_left() / self.time_scale
 
     def take_warnings(self) -> tuple[str, ...]:
@@ -279,7 +279,7 @@ class VirtualScheduler(Scheduler):
     arrivals: Sequence[ReplicaChange] = ()
     base: int = 1
     speedup: Callable[[int], float] = lambda replicas: 1.0
-    """Returns the speed of a step with this number of replicas relative to one; 1 if the others take no part."""
+    """Returns the speed of a step with this number of replicas, relative to one; 1 if the others take no part."""
     _used: float = field(init=False, default=0.0)
     _asked: _Asked = field(init=False)
     _cost: tuple[Architecture | None, float] | None = field(init=False, default=None)
@@ -301,15 +301,15 @@ class VirtualScheduler(Scheduler):
         return self._asked.direct(allocation)
 
     def base_replicas(self) -> int:
-        """Return the guaranteed workers."""
+        """Return the number of guaranteed workers."""
         return self.base
 
     def start(self, used_seconds: float) -> None:
-        """Begin at `used_seconds`."""
+        """Start the clock at `used_seconds`."""
         self._used = used_seconds
 
     def used_seconds(self) -> float:
-        """Return the virtual seconds used."""
+        """Return the used virtual seconds."""
         return self._used
 
     def wall_time_left(self) -> float:
@@ -317,7 +317,7 @@ class VirtualScheduler(Scheduler):
         return math.inf
 
     def step_finished(self, architecture: Architecture | None) -> None:
-        """Move virtual time by the cost of one step of this architecture."""
+        """Advance virtual time by the cost of one step of this architecture."""
         if self._cost is None or self._cost[0] is not architecture:
             self._cost = (architecture, self.step_seconds(architecture))
         self._used += self._cost[1] / self.speedup(self._asked.replicas)

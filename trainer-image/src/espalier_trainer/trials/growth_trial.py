@@ -1,4 +1,4 @@
-"""A trial, as its leader sees it: the orders of the workers, their results, and when it is over."""
+"""A trial in its leader: the orders of the workers, their results, and the end of the trial."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from espalier_trainer.trials.rules import TrialOrder, result_from
 
 @dataclass(frozen=True, slots=True)
 class TrialVerdict:
-    """A trial that is over."""
+    """The end of a trial."""
 
     arms: tuple[Arm, ...]
     best: Arm | None
-    """None where it did not come to a result: then nothing was decided."""
+    """The winning arm; None for a trial without a result, which decides nothing."""
     winner: str | None = None
-    """The worker that holds the state of the best arm, of a race that a growth won."""
+    """Worker with the state of the best arm, for a race that a growth won; otherwise None."""
     why: str = ""
-    """Why it did not come to a result."""
+    """Reason why the trial has no result."""
 
     @property
     def grows(self) -> bool:
-        """Whether a growth was better than the model as it is."""
+        """Whether a growth was better than the unchanged model."""
         return self.best is not None and self.best.action != str(Action.nothing())
 
 
@@ -43,29 +43,29 @@ class GrowthTrial:
     """A trial in progress."""
 
     asked: Advised
-    """The advice that is tried."""
+    """The advice on trial."""
     network: Network
-    """The network that all arms began with."""
+    """The network from which all arms began."""
     orders: Mapping[str, TrialOrder]
-    """By worker."""
+    """Orders by worker."""
     replicas: int
-    """Of the allocation when it began: the job gives workers back from those that try."""
+    """Replicas of the allocation when the trial began: the job gives workers back from those that try."""
     seconds: float
-    """Wall time of each arm."""
+    """Wall seconds of each arm."""
     until: float
-    """By `clock`: when missing results are no longer waited for."""
+    """Time by `clock` after which missing results are no longer awaited."""
     mode: Trials = Trials.CONFIRM
-    """By which evidence the arms are judged: a race of one worker tries as `Confirm` does."""
+    """Evidence by which the arms are judged: a race of one worker is judged as `Confirm`."""
     clock: Callable[[], float] = field(default=time.monotonic)
 
     base: list[tuple[float, float]] = field(default_factory=list)
-    """Times by `clock` and validation losses of the base, from when it began on."""
+    """Times by `clock`, and validation losses of the base, from the beginning on."""
     gone: dict[str, Arm] = field(default_factory=dict)
-    """By worker, arms of a race that did not continue to the end."""
+    """Arms of a race that were stopped before the end, by worker."""
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        """What is tried, in the order of the workers; `Nothing` last where the base is that arm."""
+        """Actions on trial, in the order of the workers; `Nothing` last where the base is that arm."""
         tried = self._ordered
         return tried if Action.nothing() in tried else (*tried, Action.nothing())
 
@@ -79,9 +79,9 @@ class GrowthTrial:
 
     @property
     def base_due(self) -> bool:
-        """Whether the validation loss of the base is to be measured, where that costs the job time.
+        """Whether the validation loss of the base must be measured, where that costs the job time.
 
-        Only where the base is an arm: often enough to know it at the end of the slice, and once after that.
+        Only where the base is an arm: often enough to know the loss at the end of the slice, and once after that.
         """
         if not self.base or Action.nothing() in self._ordered:
             return False
@@ -95,7 +95,7 @@ class GrowthTrial:
             self.base.append((self.clock(), loss))
 
     def narrowed(self, reported: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the workers whose arm does not continue; `reported` is how far they are, as text, by worker."""
+        """Return the workers whose arm does not continue; `reported` is the progress of each worker, as text."""
         far = {worker: arms[-1] for worker, text in reported.items() if (arms := self._arms(worker, text))}
         nothing = next((worker for worker, order in self.orders.items() if _last(order) == _NOTHING), None)
         left = [worker for worker in self.orders if worker not in self.gone and worker != nothing]
@@ -117,13 +117,13 @@ class GrowthTrial:
         return tuple(found)
 
     def verdict(self, results: Mapping[str, str], network: Network, replicas: int) -> TrialVerdict | None:
-        """Return how it ended, None while it is in progress.
+        """Return the end of the trial; None while it is in progress.
 
-        `results` are texts of `rules.TrialResult`, by worker; `network` and `replicas` are the leader's now.
+        `results` are texts of `rules.TrialResult`, by worker; `network` and `replicas` are the leader's current ones.
         """
         if network is not self.network:
             return TrialVerdict((), None, why="the model has changed meanwhile")
-        # Of a worker that is taken back the others may do: what it alone has tried is missing then.
+        # If a worker is taken back the others may suffice: only the arms that it alone tried are missing.
         arms = tuple(
             arm
             for worker in self.orders
@@ -136,7 +136,7 @@ class GrowthTrial:
             return None
         best = rules.best(arms, self.mode, self.asked.decision.gains)
         if best is None or (not complete and not any(arm.action != _NOTHING for arm in arms)):
-            reason = "workers that tried were taken back" if replicas < self.replicas else "results are missing"
+            reason = "workers on the trial were taken back" if replicas < self.replicas else "results are missing"
             return TrialVerdict(arms, None, why=reason)
         verdict = TrialVerdict(arms, best)
         if verdict.grows:
@@ -149,7 +149,7 @@ class GrowthTrial:
         return result.arms if result is not None and result.trial == self.orders[worker].trial else ()
 
     def _base_arm(self) -> Arm | None:
-        """Return what the base has come to by the time at which the arms ended, where it is the arm of `Nothing`."""
+        """Return the arm of `Nothing`, with the base's loss at the end of the arms; None if it is tried."""
         if Action.nothing() in self._ordered or not self.base:
             return None
         loss = rules.interpolated(self.base, self.base[0][0] + self.seconds)
@@ -161,7 +161,7 @@ class GrowthTrial:
 
 _NOTHING: Final = str(Action.nothing())
 _INTERVAL: Final = 0.1
-"""Of measuring the base, as a share of a slice."""
+"""Interval of measuring the base, as a share of a slice."""
 
 
 def _last(order: TrialOrder) -> str:
@@ -170,28 +170,28 @@ def _last(order: TrialOrder) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TrialConditions:
-    """The job as a trial begins."""
+    """State of the job at the beginning of a trial."""
 
     mode: Trials
     workers: tuple[str, ...]
-    """The extra workers, those that stay longest first."""
+    """Extra workers, those that stay longest first."""
     replicas: int
     seconds_left: float
-    """Wall time."""
+    """Wall seconds left."""
     rates: TrialRates
     seed: int
     base: int = 1
-    """Workers that go on without the extra ones."""
+    """Number of workers that go on without the extra ones."""
     loss: float | None = None
-    """The validation loss of what they train; None: the base is no arm."""
+    """Validation loss of the base; None if the base is not an arm."""
     moment: Moment = UNKNOWN
-    """The position of the job in its budget."""
+    """Position of the job in its budget."""
 
 
 def begun(
     asked: Advised, network: Network, now: TrialConditions, clock: Callable[[], float] = time.monotonic
 ) -> GrowthTrial | None:
-    """Return the trial of an advice for `network`; None where there is nothing to try."""
+    """Return the trial of advice for `network`; None where there is nothing to try."""
     decision, left = asked.decision, now.seconds_left
     growths = rules.ranked(decision.action, asked.allowed, decision.probabilities, decision.gains)
     tried = rules.arms(now.mode, growths, len(now.workers), base=1 if now.base == 1 and now.loss is not None else 0)

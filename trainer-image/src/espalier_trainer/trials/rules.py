@@ -1,8 +1,8 @@
 """Rules of trials: the arms of each worker, their duration, the orders to workers, and the arm that wins. Pure.
 
-A growth's gain is believed as the policy expects it; the losses of a trial are evidence of it. Both are put together
-by Bayes' rule with normal distributions, so a trial that says little leaves the advice as it is, and advice that is
-unsure leaves the decision to the trial.
+A growth's gain is initially believed to be the policy's expectation; the losses of a trial are evidence of it. Both are
+combined by Bayes' rule with normal distributions, so a trial with little evidence leaves the advice unchanged, and
+unsure advice leaves the decision to the trial.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from espalier_trainer.optimizers.schedules import Moment
 
 
 class TrialOrder(Record):
-    """What one worker tries, one action after the other, each from the state that it holds."""
+    """Actions that one worker tries, one after the other, each from the state that it holds."""
 
     trial: str
-    """Unique for each trial."""
+    """Id, unique for each trial."""
     actions: tuple[Action, ...] = Field(min_length=1)
     rates: tuple[float, ...]
-    """Learning rates that the arms begin with, as `TrainingState.trial_rates` gives them."""
+    """Initial learning rates of the arms, from `TrainingState.trial_rates`."""
     ends: float = Field(ge=0, le=1)
-    """The rate at the end of an arm, as a share of that at its beginning; it falls linearly."""
+    """Rate at the end of an arm, as a share of its initial rate; it falls linearly."""
     seconds: float = Field(gt=0)
-    """Wall time of each arm."""
+    """Wall seconds of each arm."""
     shares: tuple[float, ...] = Field(min_length=1)
-    """The slices of an arm, ascending, as shares of the budget that was left; the last one ends with it."""
+    """Ends of an arm's slices, ascending, as shares of the remaining budget; the last one ends the arm."""
     seed: int
-    """Of random choices in growth, the same as if the leader carried the action out."""
+    """Seed of random choices in growth, the same as if the leader carried out the action."""
     keep: bool
-    """Hold the state of the last arm at its end, for the case that it wins."""
+    """Whether to hold the state of the last arm at its end, in case it wins."""
     used_seconds: float = 0.0
-    """Where the leader stood in its budget."""
+    """Used seconds of the leader's budget."""
     budget_seconds: float = 0.0
     pace: float = 1.0
-    """Budget seconds of a second of wall time."""
+    """Budget seconds per second of wall time."""
 
     def moment(self, seconds: float) -> Moment:
-        """Return where an arm stands in the budget after these seconds of wall time: where the job stands then."""
+        """Return the budget position of an arm after these wall seconds, which is the job's at that time."""
         return Moment(self.used_seconds + self.pace * seconds, self.budget_seconds)
 
 
@@ -59,7 +59,7 @@ class TrialResult(Record):
 
 
 def result_from(text: str) -> TrialResult | None:
-    """Read a result; None where it is none, as of a worker of another version."""
+    """Parse a result; None where it is invalid, as from a worker of another version."""
     try:
         return TrialResult.model_validate_json(text)
     except ValidationError:
@@ -67,33 +67,33 @@ def result_from(text: str) -> TrialResult | None:
 
 
 KEPT: Final[Mapping[float, int]] = {0.2: 4, 0.4: 2}
-"""How many growths of a race continue after a share of what is left: the others' workers train with the base again.
+"""Number of growths of a race that continue after a share of the remaining budget; the other workers rejoin the base.
 
-On the corpus `free`, with three growths by their losses alone, racing on with two after .4 left a regret of .0035, as
-with all; after .2 .0039, with one after .4 .0043."""
+On the corpus `free`, with three growths by their losses alone, racing on with two after 0.4 left a regret of 0.0035,
+as with all; after 0.2 it was 0.0039, with one after 0.4 it was 0.0043."""
 LATEST: Final[Mapping[Trials, float]] = {Trials.CONFIRM: 0.5, Trials.RACE: 0.9}
-"""Share of what was left when a trial began after which it is broken off. Growth that comes so late gains nothing; the
-winner of a race has grown long before."""
+"""Share of the budget remaining at a trial's beginning after which the trial is cancelled. Growth at that time gains
+nothing; the winner of a race has grown long before."""
 _PATIENCE: Final = 1.5
-"""Times the expected duration of a trial after which its missing arms are no longer waited for."""
+"""Multiple of a trial's expected duration after which its missing arms are no longer awaited."""
 _START_SECONDS: Final = 10.0
-"""Added to it: copying the model, growing it, and the evaluation, which has not been measured in the worker."""
+"""Seconds added to it for copying and growing the model, and for the evaluation, not measured there before."""
 
 
 UNTOLD: Final = ExpectedGain(mean=0.0, low=-0.04, high=0.04)
-"""What a growth is believed to gain where the policy does not tell it."""
+"""Expected gain of a growth where the policy states none."""
 _INTERVAL: Final = 2 * 1.2816
-"""Width in standard deviations of the interval that a policy tells (four of five)."""
+"""Width, in standard deviations, of a policy's intervals, which cover four cases of five."""
 _UNEXPLAINED: Final = 0.02
-"""Deviation of gains that a policy's interval leaves out: its estimates differ less than models do."""
+"""Deviation of gains not covered by a policy's interval: its estimates differ less than models do."""
 
 
 def ranked(
     advised: Action, allowed: Sequence[Action], probabilities: Mapping[str, float], gains: Mapping[str, ExpectedGain]
 ) -> tuple[Action, ...]:
-    """Return the growths to try, the most promising first: what is advised, then by gain, else by probability.
+    """Return the growths to try, the most promising first: the advised one, then by gain, else by probability.
 
-    Growths of which the policy knows nothing are left out; where it advises nothing, its best growths are tried.
+    Growths unknown to the policy are left out; where it advises nothing, its best growths are tried.
     """
     others = [each for each in allowed if each.grows and each != advised and probabilities.get(str(each), 0.0) > 0]
     others.sort(key=lambda each: (-gains[str(each)].mean if str(each) in gains else 0.0, -probabilities[str(each)]))
@@ -101,16 +101,16 @@ def ranked(
 
 
 def races_base(mode: Trials, workers: int, base: int) -> bool:
-    """Return whether a base of this number of workers may be the arm of `Nothing`, which no extra worker tries then."""
+    """Return whether a base of this many workers may be the arm of `Nothing`, which no extra worker tries then."""
     return workers == 1 and mode is Trials.RACE and base == 1
 
 
 def arms(mode: Trials, growths: Sequence[Action], workers: int, *, base: int = 1) -> tuple[tuple[Action, ...], ...]:
-    """Return what each of at most `workers` extra workers tries, one action after the other.
+    """Return the actions that each of at most `workers` extra workers tries, one after the other.
 
-    `growths` are as `ranked` returns them. The first is always among the arms, and `Nothing`, but for a race of one
-    worker: its `base` of one worker is that arm. Where it has more, or to `Confirm`, one worker tries both in turn. A
-    `Race` of more workers tries the other growths, too.
+    `growths` is the result of `ranked`. The arms always include the first, and `Nothing`, except for a race of one
+    worker with a `base` of one worker, which is that arm. With a larger base, or to `Confirm`, one worker tries both in
+    turn. A `Race` of more workers tries the other growths, too.
     """
     if mode is Trials.OFF or workers < 1 or not growths:
         return ()
@@ -123,20 +123,20 @@ def arms(mode: Trials, growths: Sequence[Action], workers: int, *, base: int = 1
 
 
 def keeps_winner(mode: Trials, tried: Sequence[Sequence[Action]]) -> bool:
-    """Return whether training continues with the copy that won: each worker has trained one arm of a race."""
+    """Return whether training continues with the winning copy: if each worker has trained one arm of a race."""
     return mode is Trials.RACE and all(len(actions) == 1 for actions in tried)
 
 
 def slices(mode: Trials, growths: int) -> tuple[float, ...]:
-    """Return the shares of what is left at which the arms of a trial with this many growths are measured."""
+    """Return the shares of the remaining budget at which the arms of a trial with this many growths are measured."""
     narrowing = () if mode is not Trials.RACE else (share for share, kept in KEPT.items() if growths > kept)
     return (*narrowing, SHARES[mode])
 
 
 def behind(share: float, growths: Iterable[Arm], nothing: Arm | None, gains: Mapping[str, ExpectedGain]) -> set[str]:
-    """Return the growths of a race that do not continue after a share of what is left.
+    """Return the growths of a race that do not continue after a share of the remaining budget.
 
-    Empty while it is not known of all. `nothing`: None where the base is that arm.
+    Empty until all losses are known. `nothing` is None where the base is that arm.
     """
     losses = {arm.action: _at(arm, share) for arm in growths}
     base = None if nothing is None else _at(nothing, share)
@@ -158,7 +158,7 @@ def _at(arm: Arm, share: float) -> float | None:
 
 
 def interpolated(measured: Sequence[tuple[float, float]], at: float) -> float | None:
-    """Return the loss of a run at a time, between those that were measured before and after; None without both.
+    """Return the loss of a run at a time, between the measured ones before and after; None without both.
 
     `measured` are times and losses, ascending; it falls geometrically, or linearly where a loss is not above 0.
     """
@@ -172,15 +172,14 @@ def interpolated(measured: Sequence[tuple[float, float]], at: float) -> float | 
 
 
 def patience(seconds: float, tried: Sequence[Sequence[Action]]) -> float:
-    """Return for how many seconds of wall time to wait for arms of `seconds` each."""
+    """Return the wall seconds to wait for arms of `seconds` each."""
     return _START_SECONDS + _PATIENCE * seconds * max((len(each) for each in tried), default=0)
 
 
 def best(results: Iterable[Arm], mode: Trials, gains: Mapping[str, ExpectedGain]) -> Arm | None:
-    """Return the arm whose gain is the highest after the trial, `Nothing` where none is above 0.
+    """Return the arm with the highest expected gain after the trial, `Nothing` where no gain is above 0.
 
-    `gains` are what growths were expected to gain before. None where `Nothing` has not been finished: then there is
-    nothing to compare with.
+    `gains` are the gains expected before. None where `Nothing` is not finished, as nothing can be compared then.
     """
     finished = {each.action: each for each in results if each.loss is not None and math.isfinite(each.loss)}
     nothing = finished.pop(str(Action.nothing()), None)

@@ -31,14 +31,14 @@ class SoloStep:
     """The result of a step."""
 
     loss: float | None
-    """None: it was not taken."""
+    """Loss; None if the step was not taken."""
     ends_epoch: bool = False
-    """Whether the loop goes on with the next epoch, however many batches are left of this one."""
+    """Whether the loop goes on with the next epoch, even if batches are left of this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Fall:
-    """A learning rate that falls linearly, from `rate` at `began` to its `ends`-th part at `until`."""
+    """A learning rate that falls linearly, from `rate` at `began` to `ends` times that at `until`."""
 
     rate: float
     ends: float
@@ -46,14 +46,14 @@ class _Fall:
     until: float
 
     def at(self, now: float) -> float:
-        """Return it at this time of the clock."""
+        """Return the rate at this time of the clock."""
         left = max(0.0, min(1.0, (self.until - now) / (self.until - self.began)))
         return self.rate * (self.ends + (1 - self.ends) * left)
 
 
 @dataclass
 class _Stands:
-    """Where an arm stands in its epoch, as `CheckpointState` has it."""
+    """Position of an arm in its epoch, with the fields of `CheckpointState`."""
 
     epoch: int
     cursor: int
@@ -65,10 +65,10 @@ class _Stands:
 
 
 class SoloTrial(ABC):
-    """A training loop that tries what the leader orders, on the state that this worker holds.
+    """A training loop that carries out the leader's orders on the state that this worker holds.
 
-    Subclasses compute the steps. What somebody else computes, such as a user's script, is yielded as a request, and
-    done when it goes on.
+    Subclasses compute the steps. Steps computed elsewhere, such as in a user's script, are yielded as requests, and
+    done when the generator is resumed.
     """
 
     def __init__(
@@ -91,24 +91,24 @@ class SoloTrial(ABC):
 
     @abstractmethod
     def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Generator[StepRequest, None, SoloStep]:
-        """Take the step at batch `cursor`. `rate` is as `TrainingState.trial_rates` gives it."""
+        """Take the step at batch `cursor`. `rate` comes from `TrainingState.trial_rates`."""
 
     @abstractmethod
     def loss(self, stop: Callable[[], bool]) -> float | None:
-        """Return the validation loss; None where `stop` broke the evaluation off."""
+        """Return the validation loss; None where `stop` cancelled the evaluation."""
 
     def end_epoch(self, epoch: int) -> Generator[StepRequest, None, None]:
-        """Do what follows the batches of an epoch."""
+        """Run the code after the batches of an epoch."""
         yield from ()
 
     def leave(self, epoch: int, *, keep: bool) -> Generator[StepRequest, None, None]:
-        """Leave an epoch that is not over; `keep`: without a change of the state."""
+        """Leave an unfinished epoch; with `keep`, without a change of the state."""
         yield from ()
 
     def __call__(self, text: str, channel: TrialChannel) -> Generator[StepRequest, None, str]:
-        """Try all arms of an order; those after a `stop`, or after the leader has dismissed this worker, are left out.
+        """Try all arms of an order, except those after a `stop`, or after the leader has dismissed this worker.
 
-        Returns the result. Afterwards this worker holds the state of the last arm, if the order says so and it was
+        Return the result. Afterwards this worker holds the state of the last arm, if the order says so and it was
         finished, or none. Raises `LeaderAwayError`.
         """
         order = TrialOrder.model_validate_json(text)
@@ -133,7 +133,7 @@ class SoloTrial(ABC):
         """Return the result of one arm; this worker then holds the state at its end."""
         began = self._clock()
         self._held.take(before)
-        torch.manual_seed(order.seed)  # the arms differ by nothing but the action
+        torch.manual_seed(order.seed)  # the arms differ only in the action
         message, taken, state = "", 0, before.state
         stands = _Stands(state.epoch, state.cursor, state.epoch_loss_sum)
 
@@ -145,7 +145,7 @@ class SoloTrial(ABC):
             if action.grows:
                 grown = self._state.network.grown(action, self._example, self._insertion, order.seed)
                 self._state.adopt(grown)
-                del grown  # which the state may have copied, and which takes memory
+                del grown  # the state may have copied it, and it takes memory
             rates = _Fall(rate, order.ends, began, began + order.seconds)
             for share in order.shares:
                 until = began + order.seconds * share / order.shares[-1]
@@ -178,14 +178,14 @@ class SoloTrial(ABC):
             message=message,
         )
         if stands.cursor and not self._leaves():
-            yield from self.leave(stands.epoch, keep=order.keep and finished)  # not in the time of the next arm
+            yield from self.leave(stands.epoch, keep=order.keep and finished)  # not in the next arm's time
         return arm
 
     def _measured(self, share: float, slices: list[Slice], stop: Callable[[], bool]) -> str:
-        """Add how the network does at the end of a slice; returns why it has to end there, '' where it need not."""
+        """Append the network's loss at the end of a slice; return why the arm must end there, '' where it need not."""
         loss = self.loss(stop)
         if loss is None:
-            return "the worker was asked to leave" if self._leaves() else "it was broken off"
+            return "the worker was asked to leave" if self._leaves() else "it was cancelled"
         if not math.isfinite(loss):
             return f"its validation loss is {loss}"
         slices.append(Slice(share=share, loss=loss))
@@ -194,7 +194,7 @@ class SoloTrial(ABC):
     def _trained(
         self, stands: _Stands, rate: _Fall, order: TrialOrder, until: float, stop: Callable[[], bool]
     ) -> Generator[StepRequest, None, int]:
-        """Train until `until` from where the arm `stands`; returns the steps taken."""
+        """Train until `until` from the position `stands`; return the number of steps taken."""
         taken = 0
         self._state.network.module.train()
         while (now := self._clock()) < until and not stop():
@@ -211,5 +211,5 @@ class SoloTrial(ABC):
                 stands.epoch_loss_sum += step.loss or 0.0
             taken += step.loss is not None
             if step.loss is not None and not math.isfinite(step.loss):
-                break  # as the evaluation will say
+                break  # the evaluation will report it
         return taken

@@ -240,7 +240,7 @@ def test_api_server_that_restarts_is_one_warning_and_the_file_holds_meanwhile(
     assert len(warnings) == 1, warnings
     assert "cannot watch job" in warnings[0]
     assert "Connection refused" in warnings[0]
-    assert warnings[0].endswith("continuing by the annotation")
+    assert warnings[0].endswith("continuing with the annotation")
     assert scheduler.allocation().generation == generation, "the file's older one does not come back"
 
 

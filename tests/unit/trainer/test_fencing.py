@@ -115,7 +115,7 @@ def test_what_cannot_be_compared_goes_by_who_started_last(tmp_path, make_checkpo
 def test_a_damaged_claim_stops_who_writes_and_not_who_starts(tmp_path, make_checkpoint, damage):
     old = begun(tmp_path, 1)
     (tmp_path / LEADER_FILE).write_text(damage)
-    with pytest.raises(SupersededError, match="cannot be understood"):
+    with pytest.raises(SupersededError, match="cannot be read"):
         old.save(make_checkpoint(1))
     begun(tmp_path, 2).save(make_checkpoint(2))
 

@@ -62,7 +62,7 @@ def test_what_would_go_wrong_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(OwnLoopError, match="gradient_accumulation_steps must be 1"):
         ElasticTrainer(model, arguments)
     arguments = transformers.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
-    with pytest.raises(OwnLoopError, match="auto_find_batch_size=True would train again with smaller batches"):
+    with pytest.raises(OwnLoopError, match="auto_find_batch_size=True would restart with smaller batches"):
         ElasticTrainer(model, dataclasses.replace(arguments, auto_find_batch_size=True))
     with pytest.raises(OwnLoopError, match=r"the train_dataset is iterable \(Endless\), .* give a map-style one"):
         ElasticTrainer(model, dataclasses.replace(arguments, max_steps=9), train_dataset=Endless())

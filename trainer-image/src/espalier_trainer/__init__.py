@@ -14,7 +14,7 @@ __all__ = ["load"]
 
 
 def __getattr__(name: str) -> object:
-    """Import `load` on use: workers that only wait for their part need no torch."""
+    """Import `load` on use: workers that only wait need no torch."""
     if name == "load":
         from espalier_trainer.exporting.loading import load
 

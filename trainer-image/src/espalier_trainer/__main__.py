@@ -1,4 +1,4 @@
-"""`python -m espalier_trainer`: what the trainer's image runs."""
+"""`python -m espalier_trainer`: the command of the trainer's image."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    # The first process of a container gets only the signals that it handles; `main` handles them once it is imported.
+    # The first process of a container receives only signals that it handles; `main` handles them once imported.
     signal.signal(signal.SIGTERM, _leave)
 
     from espalier_trainer.launch.main import main

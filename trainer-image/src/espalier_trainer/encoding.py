@@ -1,4 +1,4 @@
-"""The state of any object as JSON types and tensors, and back."""
+"""Conversion of an object's state to JSON types and tensors, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 _COUNTER, _FLOAT, _ITEMS, _TUPLE, _TENSOR = "counter", "float", "items", "tuple", "tensor"
 PREFIX: Final = "others."
-"""Of their tensors in `training.safetensors`."""
+"""Prefix of the tensors' names in `training.safetensors`."""
 
 
 class EncodingError(TypeError):
@@ -45,7 +45,7 @@ def encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def decoded(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return what `encoded` was given. Raises `KeyError` where a tensor is missing."""
+    """Return the argument of `encoded`. Raises `KeyError` where a tensor is missing."""
     if isinstance(value, list):
         return [decoded(each, tensors) for each in value]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The errors of a trainer process that the author of the job can fix."""
+"""Errors of a trainer process that the author of the job can fix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ExportError(TrainerError):
 
 
 class OwnLoopError(TrainerError):
-    """The script uses something that workers cannot do together; the message names the change that it needs."""
+    """The script uses a feature that workers cannot share; the message names the necessary change."""
 
 
 class SupersededError(Exception):

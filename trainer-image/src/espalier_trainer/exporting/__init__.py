@@ -1,4 +1,4 @@
-"""The trained model outside of its run: `loading.load` builds it, `writing.export` writes it into a folder.
+"""The trained model outside its run: `loading.load` builds it, `writing.export` writes it into a folder.
 
-`loading` also finds what a run or a folder of checkpoints holds; `card` describes an export to people.
+`loading` also reads a run or a folder of checkpoints; `card` describes an export to people.
 """

@@ -1,4 +1,4 @@
-"""The card of an exported model, for people: how good it is, how it grew, on what, by what command. Pure."""
+"""The card of an exported model, for people: its quality, growth, data set and command. Pure."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def card(
 ) -> str:
     """Return the Markdown text of `README.md` in `folder`.
 
-    `size`: of the model, in words. `result` None: the run has not ended. `program`: what is known of `model.pt2`;
-    None: there is none. `job`: the folder has the job's file.
+    `size` is the model's, in words. `result` is None if the run has not ended. `program` describes `model.pt2`; None
+    without one. `job`: whether the folder has the job's file.
     """
     name = state.identity.job.rpartition("/")[2]
     return "\n".join(
@@ -71,7 +71,7 @@ def card(
 
 
 def snippet(config: ExportedModel, folder: str) -> str:
-    """Return the lines that load the model from `folder` and run it."""
+    """Return the Python code that loads the model from `folder` and runs it."""
     start = "" if config.model is not None else ", model=net()"
     lines = [f'model = espalier_trainer.load("{folder}"{start})']
     if start:
@@ -83,7 +83,7 @@ def snippet(config: ExportedModel, folder: str) -> str:
 
 
 def _example(example: Example) -> str:
-    """Return the arguments of a call of the model, as Python."""
+    """Return the arguments of a call of the model, as Python code."""
     if isinstance(example, ExampleShape):
         return _tensor(example)
     given = example.put(
@@ -108,7 +108,7 @@ def _tensor(shape: ExampleShape) -> str:
 
 
 class _Written(str):
-    """Python of a leaf: stands for itself where a container shows it."""
+    """Python code of a leaf, which represents itself inside a container."""
 
     __slots__ = ()
 

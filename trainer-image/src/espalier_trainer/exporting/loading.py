@@ -1,8 +1,8 @@
 """`load`: the trained model of a run or of an export.
 
-`load` and `export` are given a run's folder, a folder of checkpoints, one checkpoint, or an export. `config.json` of an
-export is all that `load` needs to build the trained model, apart from its weights. A checkpoint may hold averages of
-the weights: of `training.weightAveraging`, or of what `join` was given.
+`load` and `export` accept a run's folder, a folder of checkpoints, one checkpoint, or an export. `load` needs only the
+`config.json` of an export, apart from its weights, to build the trained model. A checkpoint may hold averages of the
+weights: those of `training.weightAveraging`, or of an object given to `join`.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ CARD: Final = "README.md"
 
 
 class ExportedModel(Record):
-    """How a trained model is built: the starting model, then its growth steps, in order."""
+    """Construction of a trained model: the starting model, then its growth steps, in order."""
 
     identity: CheckpointIdentity
-    """Of the run that trained it."""
+    """Identity of the run that trained it."""
     model: ModelSpec | None = None
     """The starting model; None for a script with its own loop that did not name the function that returns it."""
     classes: int | None = Field(default=None, ge=1)
-    """Outputs of a starting model that is known by a name."""
+    """Number of outputs of a starting model that has a name."""
     example: Example | None = None
-    """The input on which the growth steps are repeated; None where it is not known, and the model has not grown."""
+    """Input on which the growth steps are repeated; None where it is unknown, and the model has not grown."""
     average: bool = False
-    """Whether the weights are the average that the script of the run has given to `join`."""
+    """Whether the weights are the average that the run's script gave to `join`."""
     growth: tuple[Growth, ...] = ()
     architecture: Architecture | None = None
-    """The grown model; None where it cannot be described."""
+    """Description of the grown model; None where it cannot be described."""
 
     @property
     def ready_loop(self) -> bool:
@@ -71,16 +71,16 @@ class ExportedModel(Record):
 
 
 def evaluated(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Return the model's tensors as they are evaluated: with the averages of `training.weightAveraging`, if any."""
+    """Return the model's tensors for evaluation: with the averages of `training.weightAveraging`, if any."""
     return _in_place(checkpoint, averages_in(checkpoint.under(OPTIMIZER_PREFIX)))
 
 
 def average_of(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
-    """Return the model's tensors with those of its average in their place.
+    """Return the model's tensors with their averages in place.
 
-    An average is a dictionary in the state of an object, with a tensor for each trained parameter by its name, maybe
-    after a prefix (`module.` of `torch.optim.swa_utils.AveragedModel`). Of a copy of the model, buffers count, too. In
-    a job of the ready trainer it is that of `training.weightAveraging`. Raises `ExportError` unless there is one.
+    An average is a dictionary in the state of an object, with a tensor for each trained parameter by name, possibly
+    after a prefix (`module.` of `torch.optim.swa_utils.AveragedModel`). Buffers of a copy of the model count, too.
+    In a job of the ready trainer it is that of `training.weightAveraging`. Raises `ExportError` unless there is one.
     """
     model = checkpoint.model
     found = [averages_in(checkpoint.under(OPTIMIZER_PREFIX))]
@@ -100,15 +100,15 @@ def average_of(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
 
 
 def _trained(checkpoint: Checkpoint) -> set[str]:
-    """Return the names of the trained parameters, of a tied one the first."""
+    """Return the names of the trained parameters; of a tied one, the first name."""
     return {str(name) for group in checkpoint.state.optimizer_groups for name in cast(GroupState, group)["params"]}
 
 
 def _in_place(checkpoint: Checkpoint, averages: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the model's tensors with the averages in place of some, under each name of a tied one.
 
-    A file does not tell which tensors share memory. A tied one is trained and averaged under its first name alone;
-    under the others it has the same bits.
+    A file does not record shared memory. A tied tensor is trained and averaged only under its first name; under the
+    others it has the same bits.
     """
     model, trained = checkpoint.model, _trained(checkpoint)
     found = model | dict(averages)
@@ -144,18 +144,18 @@ def _averages(value: Any, model: Mapping[str, Tensor], trained: set[str]) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A run's newest checkpoint, and what else its folder holds."""
+    """A run's newest checkpoint, and the other contents of its folder."""
 
     path: Path
-    """The checkpoint."""
+    """Path of the checkpoint."""
     state: CheckpointState
     weights: dict[str, Tensor]
-    """Those that are evaluated: where the job averages them, their averages."""
+    """Weights for evaluation: where the job averages them, their averages."""
     job: AdaptiveTrainingJob | None
     result: RunResult | None
 
     def config(self) -> ExportedModel:
-        """Return how the model is built. Raises `ExportError` where the folder does not tell."""
+        """Return the construction of the model. Raises `ExportError` where the folder lacks a part of it."""
         state, architecture = self.state, self.state.architecture
         config = ExportedModel(
             identity=state.identity,
@@ -190,7 +190,7 @@ def is_export(folder: Path) -> bool:
 
 
 def read_export(folder: Path) -> tuple[ExportedModel, dict[str, Tensor]]:
-    """Return how an exported model is built, and its weights. Raises `ExportError` where a file cannot be used."""
+    """Return an exported model's construction and weights. Raises `ExportError` where a file cannot be used."""
     path = folder / CONFIG
     try:
         config = loads(path.read_text(encoding="utf-8"), ExportedModel, str(path))
@@ -203,10 +203,10 @@ def read_export(folder: Path) -> tuple[ExportedModel, dict[str, Tensor]]:
 
 
 def read_run(folder: Path, *, average: bool = False) -> Trained:
-    """Return the newest whole checkpoint of a run, which may still be active. Nothing in the folder changes.
+    """Return the newest intact checkpoint of a run, which may still be active. The folder is not changed.
 
     `folder` is that of the run, of its checkpoints, or one checkpoint. With `average`, the weights are the average that
-    a script with its own loop has given to `join`. Raises `ExportError` where there is none.
+    a script with its own loop gave to `join`. Raises `ExportError` where there is none.
     """
     if not folder.is_dir():
         raise ExportError(
@@ -267,14 +267,14 @@ def load(
     example_input: ExampleInput | None = None,
     average: bool = False,
 ) -> nn.Module:
-    """Return the trained module, as far as it has grown, in eval mode and on the CPU.
+    """Return the trained module, with all its growth, in eval mode and on the CPU.
 
-    `path` is the folder of a run (also of one that has not ended: its newest checkpoint counts), of checkpoints, or of
-    an export. `model` is the starting model, before any growth, as the script made it; only a run with a loop of the
-    user's own needs it. It is not changed. `example_input` are two inputs of it; they are needed where the model has
-    grown and the checkpoint does not know their shape. With `average`, its weights are the average that the script of a
-    run has given to `join`, such as a `torch.optim.swa_utils.AveragedModel`. No pickle is read, and torch's random
-    numbers are not disturbed.
+    `path` is the folder of a run (also of an active one: its newest checkpoint is loaded), of checkpoints, or of an
+    export. `model` is the starting model, before any growth, as the script made it; only a run with a user's own loop
+    needs it. It is not changed. `example_input` is a batch of two inputs of it, needed where the model has grown and
+    the checkpoint does not have their shape. With `average`, its weights are the average that the run's script gave to
+    `join`, such as a `torch.optim.swa_utils.AveragedModel`. No pickle is read, and torch's random numbers are not
+    disturbed.
 
     Raises `ExportError` with the file and the remedy where the model cannot be built.
     """
@@ -328,15 +328,15 @@ def build(
 def _start(config: ExportedModel, source: Path) -> nn.Module:
     if config.model is None:
         raise ExportError(
-            f"{source}: the script of the run made the starting model, so that only it knows how; give it: "
+            f"{source}: the script of the run made the starting model, so it is needed: "
             "load(path, model=...), or name a function that returns it: espalier export RUN --model package.module:name"
         )
     entrypoint = config.model.entrypoint
     if not config.ready_loop and entrypoint is not None:
         return _of_script(entrypoint, dict(config.model.options), source)
     example = None if config.example is None else config.example.make()
-    if not isinstance(example, Tensor):  # the ready trainer's is one
-        raise ExportError(f"{source}: does not tell the shape of the model's inputs; give model= and example_input=")
+    if not isinstance(example, Tensor):  # the ready trainer's is a tensor
+        raise ExportError(f"{source}: does not contain the shape of the model's inputs; give model= and example_input=")
     try:
         with torch.random.fork_rng():
             return build_model(config.model, config.classes or 1, example, task=None)
@@ -345,7 +345,7 @@ def _start(config: ExportedModel, source: Path) -> nn.Module:
 
 
 def _of_script(entrypoint: str, options: dict[str, object], source: Path) -> nn.Module:
-    """Return what the function of a script returns, which may be any module."""
+    """Return the result of a script's function, which may be any module."""
     try:
         function = load_entrypoint(entrypoint, "model", ExportError)
         with torch.random.fork_rng():

@@ -1,4 +1,4 @@
-"""`model.pt2` of an export: the computation of the model itself, which runs without its code and without Espalier."""
+"""`model.pt2` of an export: the model's computation, which runs without its code and without Espalier."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ from espalier_trainer.net2net.modules import ExampleInput, as_arguments
 
 PROGRAM: Final = "model.pt2"
 _ROWS: Final = 3
-"""Examples of the check: another number than the example's, so that it shows whether the batch size is free."""
+"""Number of examples of the check, unlike the example's, so that it shows whether the batch size is free."""
 _MOST: Final = 1e-4
-"""A larger difference than rounding makes: the folding is wrong."""
+"""Maximum difference by rounding: a larger one means that the folding is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What was written."""
+    """A written program, and the measurements of it."""
 
     error: float
     """Largest difference of an output from the module's, divided by the module's largest output."""
     rows: int
-    """Inputs on which that was measured."""
+    """Number of inputs on which it was measured."""
     any_batch: bool
-    """Whether batches may have any number of examples from 2; else exactly that of the example."""
+    """Whether batches may have any number of examples from 2; otherwise exactly the example's."""
     norms: int
-    """Batch norms of the module."""
+    """Number of batch norms of the module."""
     folded: int | None
-    """Those that became a part of the convolution before them; None: nobody asked for that."""
+    """Number of those folded into the convolution before them; None if folding was not requested."""
 
 
 def write_program(model: nn.Module, example: Example, path: Path, *, fold: bool) -> Program:
-    """Write what `torch.export` captures of `model`, in eval mode on the CPU, to `path`.
+    """Write the program that `torch.export` captures of `model`, in eval mode on the CPU, to `path`.
 
     With `fold`, a batch norm directly after a convolution becomes a part of it: y = γ (W x + b - μ) / σ + β is one
-    convolution with kernel W γ / σ and bias (b - μ) γ / σ + β (`torch.nn.utils.fusion`). `model` is left as it is. What
-    is written is read first and run beside `model` on random inputs. Raises `ExportError` where the model cannot be
-    captured or folded, or where outputs differ by more than rounding, and `OSError` where the file cannot be written.
+    convolution with kernel W γ / σ and bias (b - μ) γ / σ + β (`torch.nn.utils.fusion`). `model` is not changed. The
+    program is first read back and compared with `model` on random inputs. Raises `ExportError` where the model cannot
+    be captured or folded, or outputs differ by more than rounding, and `OSError` where the file cannot be written.
     """
     norms = _norms(model)
     taken = model
     if fold:
         try:
             taken = fuse(model)
-        except Exception as error:  # whatever the model's own code raises for the values of a trace
+        except Exception as error:  # the model's code may raise anything on a trace's values
             raise ExportError(
                 f"--fold-batch-norms: the model cannot be traced by torch.fx ({_first_line(error)}); leave it out"
             ) from error
@@ -70,7 +70,7 @@ def write_program(model: nn.Module, example: Example, path: Path, *, fold: bool)
             f"--torch-export: torch.export cannot capture the model ({_first_line(error)}); leave it out, and use "
             "espalier_trainer.load"
         ) from error
-    # Into memory: torch ends the process where it cannot write a file, as on a full disk.
+    # In memory: torch ends the process where it cannot write a file, as on a full disk.
     memory = io.BytesIO()
     torch.export.save(captured, memory)
     content = memory.getvalue()
@@ -95,7 +95,7 @@ def _norms(model: nn.Module) -> int:
 
 
 def _first_axis(value: object) -> dict[int, Any] | None:
-    """Return which axes of an argument may have another length."""
+    """Return the axes of an argument that may have another length."""
     return {0: torch.export.Dim.AUTO} if isinstance(value, Tensor) and value.dim() else None
 
 
@@ -115,7 +115,7 @@ def _runs(module: nn.Module, inputs: ExampleInput) -> bool:
 
 @torch.no_grad()
 def _difference(program: nn.Module, model: nn.Module, inputs: ExampleInput) -> float:
-    """Return the largest error of any output, each relative to its own largest value; infinite for one that is lost."""
+    """Return the largest error of any output, relative to its own largest value; infinity for one that is lost."""
     pairs = zip(_called(program, inputs), _called(model, inputs), strict=True)
     errors = [
         _error(found.double(), wanted.double())

@@ -22,12 +22,12 @@ from espalier_trainer.exporting.program import PROGRAM, Program, write_program
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """A written export."""
 
     folder: Path
     config: ExportedModel
     checked: bool
-    """Whether the model was built from it once; a script's model that no function returns cannot be."""
+    """Whether the model was built from it once, which a script's model needs a function for."""
 
     @property
     def snippet(self) -> str:
@@ -44,12 +44,12 @@ def export(
     program: bool = False,
     fold: bool = False,
 ) -> Exported:
-    """Write the model of the newest checkpoint of `run` into `output`; an export that is there is replaced.
+    """Write the model of the newest checkpoint of `run` into `output`; an existing export is replaced.
 
-    `entrypoint` (`package.module:function`) returns the starting model of a script with its own loop. With
-    `average`, the weights are the average that this script has given to `join`. With `program`, what `torch.export`
-    captures of the model is written as well, and with `fold`, batch norms are folded into convolutions in it. Raises
-    `ExportError` where the run holds no model, where the model cannot be built or captured, or where `output` is
+    `entrypoint` (`package.module:function`) returns the starting model of a script with its own loop. With `average`,
+    the weights are the average that this script gave to `join`. With `program`, the program that `torch.export`
+    captures of the model is written, too; with `fold`, batch norms are folded into convolutions in it. Raises
+    `ExportError` where the run holds no model, where the model cannot be built or captured, or where `output` holds
     something else.
     """
     if fold and not program:
@@ -85,7 +85,7 @@ def _write(
     if program and model is not None and config.example is not None:
         written = write_program(model, config.example, output / PROGRAM, fold=fold)
     else:
-        (output / PROGRAM).unlink(missing_ok=True)  # of the export before
+        (output / PROGRAM).unlink(missing_ok=True)  # from an earlier export
     job = trained.path.parent.parent / JOB_FILE
     has_job = trained.job is not None and job.is_file()
     text = card(
@@ -111,11 +111,11 @@ def _write(
     if has_job:
         shutil.copyfile(job, output / JOB_FILE)
     else:
-        (output / JOB_FILE).unlink(missing_ok=True)  # of the export before
+        (output / JOB_FILE).unlink(missing_ok=True)  # from an earlier export
 
 
 def _size(trained: Trained, model: nn.Module | None) -> str:
-    """Return how large the model is. Checkpoints alone do not tell buffers from parameters."""
+    """Return the size of the model in words. Checkpoints alone do not distinguish buffers from parameters."""
     if model is None:
         return f"{sum(tensor.numel() for tensor in trained.weights.values()):,} parameters and buffers"
     return f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters"

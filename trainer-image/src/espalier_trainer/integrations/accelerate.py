@@ -30,7 +30,7 @@ class _Placed:
 
     @property
     def dataset(self) -> Any:
-        """The data set of the loader."""
+        """Data set of the loader."""
         return self._batches.dataset
 
     def __iter__(self) -> Iterator[Any]:
@@ -48,10 +48,10 @@ def join(
     example: ExampleInput | None = None,
     validate: Validate | None = None,
 ) -> tuple[UserLoop, Iterable[Any]]:
-    """Do what `espalier_trainer.own.join` does; afterwards `accelerator.backward` is the loop's.
+    """Join the job as `espalier_trainer.own.join` does; afterwards `accelerator.backward` is the loop's.
 
-    `model` and `optimizer` are as `accelerator.prepare` returns them, `loader` is not prepared. The accelerator's
-    `gradient_accumulation_steps` and gradient scaler count. Raises `OwnLoopError` where the accelerator cannot work so.
+    `model` and `optimizer` are results of `accelerator.prepare`; `loader` is not prepared. The accelerator's
+    `gradient_accumulation_steps` and gradient scaler are used. Raises `OwnLoopError` for an unsuitable accelerator.
     """
     if accelerator.num_processes > 1:
         raise OwnLoopError(
@@ -78,7 +78,7 @@ def join(
 
     def backward(loss: Tensor, **_: Any) -> None:
         loop.backward(loss if scaler is None else scaler.scale(loss))
-        # Its own count of batches does not know of those that come again.
+        # Its own count of batches misses repeated ones.
         accelerator.gradient_state._set_sync_gradients(loop.should_step)
 
     accelerator.backward = backward

@@ -21,11 +21,11 @@ from espalier_trainer.user_loop.loop import UserLoop
 from espalier_trainer.user_loop.stateful import Stateful
 
 _MANY: Final = 2**31 - 1
-"""Batches of the one epoch. Lightning loads no batch in advance where it knows a number."""
+"""Number of batches of the one epoch. With a known number, Lightning loads no batch in advance."""
 
 
 class ElasticWorker(lightning.Callback):  # type: ignore[misc]
-    """Lets a job's budget, workers and growth into a `fit`, which sees one epoch as long as the budget.
+    """Brings a job's budget, workers and growth into a `fit`, which sees one epoch as long as the budget.
 
     elastic = ElasticWorker(DataLoader(...), grow=True)
     lightning.Trainer(max_epochs=1, callbacks=[elastic]).fit(module, elastic.batches)
@@ -44,12 +44,12 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         report: Mapping[str, str] | None = None,
         others: Sequence[Stateful] = (),
     ) -> None:
-        """`network` names the attribute of the LightningModule that is trained and grows; None: its only one, or the
-        LightningModule itself where several attributes have parameters. Its `forward` then says where it can grow.
+        """`network` names the attribute of the LightningModule that is trained and grows; None for its only one, or the
+        LightningModule itself where several attributes have parameters. Its `forward` determines where it can grow.
 
-        `epochs` is the most passes over the data; a `fit` without a job needs it. `report` gives the job's name of each
-        logged metric (`{"val_acc": "validation_accuracy"}`). The rest is as for `espalier_trainer.own.join`; `validate`
-        takes the module that `network` names.
+        `epochs` is the maximum number of passes over the data; a `fit` without a job needs it. `report` gives the job's
+        name of each logged metric (`{"val_acc": "validation_accuracy"}`). The other arguments are those of
+        `espalier_trainer.own.join`; `validate` takes the module that `network` names.
         """
         self._loader, self._network, self._grow, self._accumulate = loader, network, grow, accumulate
         self._example, self._validate, self._report = example, validate, dict(report or {})
@@ -61,7 +61,7 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         self._trainer: Any = None
         self._module: Any = None
         self.batches = _Batches(BatchStream(self._join, epochs, accumulate, self._epoch_ended))
-        """What `fit` takes as its train_dataloaders."""
+        """Batches for the `train_dataloaders` of `fit`."""
 
     @property
     def loop(self) -> UserLoop | None:
@@ -69,12 +69,12 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         return self.batches.stream.loop
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Let a worker that does not lead save nothing: all have one folder."""
+        """Prevent a worker that does not lead from saving: all share one folder."""
         if not leads():
             trainer.strategy.checkpoint_io = _Unwritten()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Keep the module; its optimizer exists by now."""
+        """Keep the module, whose optimizer exists by now."""
         if trainer.world_size > 1:
             raise OwnLoopError(
                 f"Trainer(devices=...) has {trainer.world_size} processes; use devices=1: each is a worker"
@@ -103,21 +103,21 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         for callback in trainer.callbacks:
             if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
                 raise OwnLoopError(
-                    f"the average of {type(callback).__name__} would neither grow with the model nor come to other "
+                    f"the average of {type(callback).__name__} would neither grow with the model nor reach other "
                     "workers; give ElasticWorker(others=[...]) a torch.optim.swa_utils.AveragedModel of the network, "
                     "and update it in a callback of your own"
                 )
         self._trainer, self._module = trainer, pl_module
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report the metrics that the job knows."""
+        """Report the metrics that have a name in the job."""
         found = {name: trainer.callback_metrics.get(logged) for logged, name in self._report.items()}
         figures = {name: float(value) for name, value in found.items() if value is not None}
         if figures and self.loop is not None and not trainer.sanity_checking:
             self.loop.report(**figures)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Leave the job's loop where Lightning ends before it: by a callback, or a limit of its own."""
+        """Leave the job's loop where Lightning ends first, by a callback or a limit of its own."""
         if leads():
             self.batches.stream.leave()
 
@@ -155,7 +155,7 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         # Schedulers, averages and global_step do not count batches without a step.
         epoch._accumulated_batches_reached = lambda: self.batches.stream.should_step
         if not loop.leads:
-            # What callbacks have counted differs among workers: only the leader ends before the budget does.
+            # Callbacks' counts differ among workers: only the leader may end before the budget.
             epoch.min_steps, epoch.max_steps = _MANY, -1
         return loop, batches
 
@@ -171,7 +171,7 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
 
 
 class _Unwritten(CheckpointIO):  # type: ignore[misc]
-    """Writes no checkpoints."""
+    """Checkpoint plugin that writes no checkpoints."""
 
     def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
         """Do nothing."""
@@ -187,7 +187,7 @@ class _Unwritten(CheckpointIO):  # type: ignore[misc]
 class _LightningProgress:
     """The batches and steps that Lightning has counted, as a part of the training state.
 
-    So they are the same in all workers, and in a run that resumes or goes on from a copy that has won a trial.
+    So they are the same in all workers, and in a run that resumes or continues from a copy that has won a trial.
     """
 
     def __init__(self, loop: Any) -> None:

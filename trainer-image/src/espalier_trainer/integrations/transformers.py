@@ -22,11 +22,11 @@ _ORDERS: Final = ("random", "sequential")
 
 
 class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
-    """A `Trainer` that a job's budget ends, and whose `train` other workers of the job take part in.
+    """A `Trainer` that ends with a job's budget, and shares its steps with the job's other workers.
 
     It sees one epoch as long as the budget. The learning rate falls linearly to 0 at the end of the budget, unless a
-    scheduler is given. `TrainingArguments.max_steps` is the most steps; `gradient_accumulation_steps` is 1. Only the
-    leader saves, and decides by its callbacks to end before the budget does.
+    scheduler is given. `TrainingArguments.max_steps` is the maximum number of steps; `gradient_accumulation_steps` must
+    be 1. Only the leader saves, and may end by its callbacks before the budget.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         others: Sequence[Stateful] = (),
         **named: Any,
     ) -> None:
-        """`epochs` is the most passes over the data; training without a job needs it.
+        """`epochs` is the maximum number of passes over the data; training without a job needs it.
 
-        `grow`, `accumulate`, `example`, `validate` and `others` are as for `espalier_trainer.own.join`; if absent,
-        `example` are the first two examples without labels, and `validate` returns the loss on `eval_dataset`.
+        `grow`, `accumulate`, `example`, `validate` and `others` are those of `espalier_trainer.own.join`; if absent,
+        `example` is the first two examples without labels, and `validate` returns the loss on `eval_dataset`.
         """
         self._leads = leads()
         super().__init__(*given, **named)
@@ -51,8 +51,8 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
             raise OwnLoopError("gradient_accumulation_steps must be 1; give ElasticTrainer(accumulate=...) instead")
         if self.args.auto_find_batch_size:
             raise OwnLoopError(
-                "auto_find_batch_size=True would train again with smaller batches, of which the other workers do not "
-                "know; set it to False and per_device_train_batch_size to what fits, accumulate=... for larger steps"
+                "auto_find_batch_size=True would restart with smaller batches, unknown to the other workers; set it to "
+                "False and per_device_train_batch_size to what fits, accumulate=... for larger steps"
             )
         if self.args.train_sampling_strategy not in _ORDERS:
             raise OwnLoopError(
@@ -87,7 +87,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         self._others = others
         self._stream: BatchStream | None = None
         self._ended_at = -1
-        """The step at which the last epoch has ended."""
+        """Step at which the last epoch ended."""
         self.lr_scheduler: Any
         self.control: Any
 
@@ -106,7 +106,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         return super().train(None, *given, **named)
 
     def is_world_process_zero(self) -> bool:
-        """Return whether this worker leads: callbacks log, and save, only there."""
+        """Return whether this worker leads: callbacks log and save only there."""
         return self._leads and super().is_world_process_zero()
 
     def get_train_dataloader(self) -> Any:
@@ -116,7 +116,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         return _Ending(self, self._stream)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Return the scheduler that was given, or one that follows the time budget."""
+        """Return the given scheduler, or one that follows the time budget."""
         if self.lr_scheduler is None:
             target: Any = self.optimizer if optimizer is None else optimizer
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
@@ -139,7 +139,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
             super()._save_checkpoint(*given, **named)
 
     def log(self, *given: Any, **named: Any) -> None:
-        """Log; an epoch is a pass over the data, while the Trainer's own is as long as the budget."""
+        """Log, counting a pass over the data as an epoch: the Trainer's own epoch is as long as the budget."""
         if self._stream is not None:
             self.state.epoch = float(self._stream.passes)
         super().log(*given, **named)
@@ -149,7 +149,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         return bool(self.control.should_training_stop)
 
     def _epoch_ended(self) -> None:
-        """Do what is due at the end of an epoch (`eval_strategy`, callbacks)."""
+        """Carry out the actions due at the end of an epoch (`eval_strategy`, callbacks)."""
         self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
         self._maybe_log_save_evaluate(self._tr_loss, None, self.model, None, 0, None, None)
         self._ended_at = self.state.global_step
@@ -159,7 +159,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
             return  # the Trainer's own epoch ends with the last pass over the data
         super()._maybe_log_save_evaluate(*given, **named)
         if not self._leads:
-            # What callbacks have counted differs among workers, and more so in one that tries a growth.
+            # Callbacks' counts differ among workers, especially in one that tries a growth.
             self.control.should_training_stop = self.control.should_epoch_stop = False
 
     def _join(self) -> tuple[UserLoop, Iterable[Any]]:
@@ -205,7 +205,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         return loop, batches
 
     def _eval_loss(self, _model: nn.Module) -> float:
-        """Return the loss on `eval_dataset`: callbacks and logs do not see it."""
+        """Return the loss on `eval_dataset`, without callbacks and logs."""
         found = self.evaluation_loop(self.get_eval_dataloader(), "Trial", prediction_loss_only=True).metrics
         if "eval_loss" not in found:
             raise OwnLoopError(
@@ -225,7 +225,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
 class _TransformersProgress:
     """The steps that a Trainer has counted, as a part of the training state.
 
-    So they are the same in all workers, and in a run that resumes or goes on from a copy that has won a trial.
+    So they are the same in all workers, and in a run that resumes or continues from a copy that has won a trial.
     """
 
     def __init__(self, trainer: ElasticTrainer) -> None:
@@ -238,13 +238,13 @@ class _TransformersProgress:
         trainer = self._trainer
         come = state["global_step"] - trainer.state.global_step
         trainer.state.global_step += come
-        # What is logged are means over steps that this process has computed.
+        # Logged values are means over the steps that this process has computed.
         trainer._globalstep_last_logged += come
         trainer._initial_global_step += come
 
 
 class _Ending:
-    """The stream, whose end is that of the training."""
+    """The stream, whose end is the end of the training."""
 
     def __init__(self, trainer: ElasticTrainer, stream: BatchStream) -> None:
         self._trainer, self._stream = trainer, stream

@@ -1,8 +1,8 @@
-"""Reports into a ConfigMap: the training loop hands them over, a thread patches them in.
+"""Reports into a ConfigMap: the training loop hands them over, and a thread patches them in.
 
 A leader that was given up may still run after its successor has started. So a leader reads the ConfigMap before its
-first report, and patches only the version that it has read or written last. Where a report of a later attempt is found,
-it reports nothing more.
+first report, and patches only the version that it has read or written last. Where it finds a report of a later attempt,
+it stops reporting.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARACTERS: Final = 4096
 LONGEST_INTERVAL_WALL_SECONDS: Final = 10.0
-"""Between two reports of a job without other news. The operator writes mere figures no more often, and a thousand jobs
-that report every two seconds keep a core of the API server busy."""
+"""Maximum interval of reports of a job without other news. The operator writes mere figures no more often, and a
+thousand jobs that report every two seconds keep a core of the API server busy."""
 RETRIES: Final = Retries(tries=6, first_wait=0.25, longest_wait=10.0)
-"""How often one report is tried, and when; in training a newer one replaces it long before."""
+"""Number and times of attempts to send a report; in training a newer one replaces it long before."""
 FLUSH_DELAY: Final = 0.25
-"""The same while the process waits to end."""
+"""Delay between attempts while the process waits to end."""
 CONFLICTS: Final = 3
-"""How often one report is tried again at once because somebody else has changed the ConfigMap."""
+"""Number of immediate retries of a report because the ConfigMap was changed by others."""
 FLUSH_WALL_SECONDS: Final = 5.0
-"""How long the end of the process waits for the last report to be taken."""
+"""Seconds that the end of the process waits until the last report is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A report that is to go out, and which attempt the next one is."""
+    """An unsent report, and the number of its next attempt."""
 
     report: Report
     attempt: int = 1
 
 
 class ConfigMapReporter:
-    """A `Reporter`: the newest report lies in a ConfigMap, events go where `events` records them.
+    """A `Reporter`: the newest report is in a ConfigMap; events are recorded by `events`.
 
-    Training never waits: `publish` builds the report (some 100 µs) and leaves it for the thread. A newer report takes
-    the place of one that has not gone out. Failures are warned about once until it works again.
+    Training never waits: `publish` builds the report (some 100 µs) and leaves it for the thread. A newer report
+    replaces an unsent one. Failures cause one warning until reporting works again.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class ConfigMapReporter:
         attempt: int | None = None,
         job_uid: str = "",
     ) -> None:
-        """`attempt` is how often the leader was replaced before; None: it is not known, and nothing is compared.
+        """`attempt` is how often the leader was replaced before; None if unknown, and then nothing is compared.
 
-        `job_uid` is the UID of the job, '' if it is not known.
+        `job_uid` is the UID of the job, '' if unknown.
         """
         self._client, self._namespace, self._name = client, namespace, name
         self._place = f"ConfigMap {namespace}/{name}"
@@ -75,7 +75,7 @@ class ConfigMapReporter:
         self._clock = clock
         self._attempt, self._job_uid = attempt, job_uid
         self._version: str | None = None
-        """Of the ConfigMap as it was last read or written; None: it must be read before it is written."""
+        """Version of the ConfigMap last read or written; None if it must be read before it is written."""
         self._superseded = ""
         self._due, self._interval = 0.0, INTERVAL_WALL_SECONDS
         self._changed = threading.Condition()
@@ -87,17 +87,17 @@ class ConfigMapReporter:
         self._thread = threading.Thread(target=self._run, name="report", daemon=True)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         self._thread.start()
 
     def superseded(self) -> str:
-        """Return why nothing more is reported: a later attempt has reported. '' as long as none has."""
+        """Return the reason why reporting has stopped, a report of a later attempt; '' while there is none."""
         return self._superseded
 
     def previous_used_seconds(self, job: AdaptiveTrainingJob) -> float:
-        """Return the budget seconds that an earlier incarnation last reported, 0 where there is no usable report.
+        """Return the budget seconds that an earlier incarnation last reported; 0 where there is no usable report.
 
-        Asks the API server: takes as long as a call may.
+        Calls the API server, with the duration of a call.
         """
         try:
             found = self._client.get(CONFIG_MAPS, self._namespace, self._name)
@@ -110,7 +110,7 @@ class ConfigMapReporter:
         return report.used_seconds
 
     def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
-        """Hand over the report that `make` builds, if it is urgent or due: less and less often after news."""
+        """Hand over the report that `make` builds, if it is urgent or due; without news, the interval grows."""
         now = self._clock()
         if not (urgent or now >= self._due):
             return
@@ -123,11 +123,11 @@ class ConfigMapReporter:
             self._changed.notify()
 
     def record(self, event: AnyEvent) -> None:
-        """Pass the event on."""
+        """Pass on the event."""
         self._events.record(event)
 
     def close(self) -> None:
-        """Wait until the last report is taken, for `FLUSH_WALL_SECONDS` at most."""
+        """Wait until the last report is sent, for `FLUSH_WALL_SECONDS` at most."""
         if self._ends is not None:
             return
         with self._changed:
@@ -144,21 +144,21 @@ class ConfigMapReporter:
                 self._pause()
 
     def _next(self) -> _Pending | None:
-        """Wait for a report; None when the process ends and none is left, or no time for it."""
+        """Wait for a report; return None when the process ends and no report, or no time, is left."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending is not None or self._ends is not None)
             taken, self._pending, self._urgent = self._pending, None, False
             return None if self._ends is not None and time.monotonic() >= self._ends else taken
 
     def _keep(self, failed: _Pending, error: ApiError) -> None:
-        """Keep a report that did not go out, unless there is a newer one or trying on is no use."""
+        """Keep an unsent report, unless there is a newer one or retrying is useless."""
         with self._changed:
             worth_it = failed.attempt < RETRIES.tries if self._ends is None else not isinstance(error, RefusedError)
             if self._pending is None and worth_it:
                 self._pending = _Pending(failed.report, failed.attempt + 1)
 
     def _pause(self) -> None:
-        """Wait before the next attempt; an urgent report and the end of the process do not wait for long."""
+        """Wait before the next attempt, briefly if a report is urgent or the process ends."""
         seconds = RETRIES.wait(self._failures)
         with self._changed:
             if self._ends is None:
@@ -167,13 +167,13 @@ class ConfigMapReporter:
                 self._changed.wait(FLUSH_DELAY)
 
     def _send(self, report: Report) -> ApiError | None:
-        """Patch the report in; return what went wrong."""
+        """Patch the report in; return the error, None if there was none."""
         if self._superseded:
             return None
         try:
             self._write({REPORT_KEY: report_text(report)})
         except ApiError as error:
-            self._version = None  # it may have been written though no answer came
+            self._version = None  # it may have been written although no answer came
             self._failures += 1
             if not self._warned and (isinstance(error, RefusedError) or self._failures > 1):
                 self._warned = True
@@ -198,7 +198,7 @@ class ConfigMapReporter:
                     self._superseded = (
                         f"{self._place}: attempt {later} has taken over from attempt {self._attempt}, and reports"
                     )
-                    logger.warning("%s; this leader reports nothing more", self._superseded)
+                    logger.warning("%s; this leader stops reporting", self._superseded)
                     return
                 self._version = found["metadata"]["resourceVersion"]
             try:
@@ -211,7 +211,7 @@ class ConfigMapReporter:
                     raise
 
     def _later_attempt(self, found: Raw) -> int | None:
-        """Return the attempt that wrote the report in the ConfigMap, if it is a later one of the same job."""
+        """Return the attempt that wrote the report in the ConfigMap, if a later one of the same job; else None."""
         if self._attempt is None or not _may_belong_to(found, self._job_uid):
             return None
         try:
@@ -229,8 +229,8 @@ def _may_belong_to(found: Raw, job_uid: str | None) -> bool:
 def report_text(report: Report, limit: int = MAX_REPORT_BYTES) -> str:
     """Return the document of `report` in at most `limit` bytes, so that the operator reads it.
 
-    What does not fit is left out, oldest first: the probabilities of adaptations, then adaptations, then the end of
-    the message and the figures that the status has no room for. Nearly always all of it fits.
+    Parts that do not fit are left out, oldest first: the probabilities of adaptations, then adaptations, then the end
+    of the message and the figures that the status has no room for. Nearly always everything fits.
     """
     text = dumps(report)
     if len(text) <= limit:  # ASCII: characters are bytes

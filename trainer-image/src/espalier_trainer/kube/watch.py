@@ -1,4 +1,4 @@
-"""The allocation as the job's own status has it: a thread follows the job, the training loop reads an attribute."""
+"""The allocation in the job's own status: a thread watches the job, the training loop reads an attribute."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from espalier_core.types.status import JobStatus
 logger = logging.getLogger(__name__)
 
 CALL_WALL_SECONDS: Final = 4.0
-"""The longest that one call may take. A busy API server answers in tens of milliseconds."""
+"""Maximum seconds of one call. A busy API server answers in tens of milliseconds."""
 RHYTHM: Final = Rhythm(watch=300, silence=45.0, retries=Retries(first_wait=0.2, longest_wait=15.0))
 """While a job trains, the operator writes its used budget every 10 s. So silence means that the operator is away, or
-that a connection died without a word."""
+that a connection died silently."""
 ANSWER_WALL_SECONDS: Final = 5.0
-"""How long the start of training waits for the first answer."""
+"""Seconds that the start of training waits for the first answer."""
 
 
 def connect() -> Client:
-    """Return the API server of the cluster that this pod runs in, or that `KUBECONFIG` names outside of one.
+    """Return a client of the API server of this pod's cluster, or outside, of the one in `KUBECONFIG`.
 
-    Nothing is asked of it yet, and whoever asks decides how often. Raises `NoAccessError`.
+    It makes no request yet, and callers decide on retries. Raises `NoAccessError`.
     """
     return Client(api_of_process("espalier-trainer"), Retries(deadline=CALL_WALL_SECONDS, tries=1))
 
 
 def uid_of(job: AdaptiveTrainingJob) -> str | None:
-    """Return the UID that the API server gave the job, where its job file has it."""
+    """Return the UID that the API server gave the job; None where the job file lacks it."""
     uid = (job.metadata.model_extra or {}).get("uid")
     return uid if isinstance(uid, str) else None
 
@@ -43,7 +43,7 @@ def uid_of(job: AdaptiveTrainingJob) -> str | None:
 class JobWatch:
     """An `AllocationSource`: the job's status at its API server.
 
-    An outage is warned about once, and so is a status that cannot be understood. A watch that breaks is neither.
+    An outage, or a status that cannot be parsed, causes one warning. A broken watch does not.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class JobWatch:
         )
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._reflector.start()
 
     @property
     def running(self) -> bool:
-        """Whether its thread is at work."""
+        """Whether the thread is running."""
         return self._reflector.is_alive()
 
     def latest(self) -> AllocationDocument | None:
-        """Return what the job's status was last."""
+        """Return the last status of the job as a document."""
         return self._document
 
     def settle(self) -> None:
@@ -88,8 +88,8 @@ class JobWatch:
         self._answered.wait(ANSWER_WALL_SECONDS)
 
     def take_warnings(self) -> tuple[str, ...]:
-        """Return the complaints since the last call."""
-        if not self._warnings:  # asked at every step boundary
+        """Return the problems since the last call."""
+        if not self._warnings:  # called at every step boundary
             return ()
         with self._lock:
             taken = tuple(self._warnings)
@@ -97,7 +97,7 @@ class JobWatch:
         return taken
 
     def close(self) -> None:
-        """End the watch. Waits a second at most: a thread that is in a call ends after it."""
+        """Stop the watch. Waits one second at most: a thread that is in a call ends after it."""
         self._reflector.stop()
         self._reflector.join(1.0)
 
@@ -121,7 +121,7 @@ class JobWatch:
             document = document_of(self._job, manifest)
             self._warned = False
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            self._warn(f"the job cannot be understood ({' '.join(str(error).split())[:300]})")
+            self._warn(f"the job cannot be parsed ({' '.join(str(error).split())[:300]})")
             return
         if document is not None:
             self._heard(document.allocation)
@@ -136,14 +136,14 @@ class JobWatch:
         if not self._warned:
             self._warned = True
             with self._lock:
-                self._warnings.append(f"cannot watch job {self._job.key}: {problem}; continuing by the annotation")
+                self._warnings.append(f"cannot watch job {self._job.key}: {problem}; continuing with the annotation")
 
 
 def document_of(job: AdaptiveTrainingJob, manifest: Mapping[str, Any]) -> AllocationDocument | None:
-    """Return the document that follows from a job as its API server has it; None before it has an allocation.
+    """Return the document that follows from a job of the API server; None before it has an allocation.
 
-    Only what the document is made of is read, so that a newer operator may add to the rest what it likes. Raises
-    `ValueError` where that part cannot be understood.
+    Only the parts that the document needs are read, so that a newer operator may extend the rest. Raises `ValueError`
+    where those parts cannot be parsed.
     """
     seen = manifest.get("status") or {}
     if "allocation" not in seen:

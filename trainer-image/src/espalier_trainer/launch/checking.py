@@ -1,7 +1,7 @@
 """Try a job's code and data, one step long: `python -m espalier_trainer.launch.checking JOB`, for `espalier validate
 --deep`.
 
-stdout has a JSON line for each stage that begins and each thing found; what the user's code prints goes to stderr.
+stdout has a JSON line for each stage and each finding; output of the user's code goes to stderr.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from espalier_trainer.training.network import Network, new_network
 from espalier_trainer.training.progress import sentence
 
 STAGE, FOUND, FAILED, DONE = "stage", "found", "failed", "done"
-"""The keys of lines: what begins, what was found, why the job cannot run, and that all was tried."""
+"""Keys of lines: a beginning stage, a finding, the reason why the job cannot run, and the end."""
 _TARGETS: Final = {
     Task.CLASSIFICATION: "classes",
     Task.REGRESSION: "numbers to predict",
     Task.LANGUAGE_MODEL: "different tokens",
 }
 _NAMED: Final = 8
-"""Places to grow that are named; of others only the number is printed."""
+"""Maximum number of places to grow that are named; others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _FirstBatch:
 
 
 def check(job: AdaptiveTrainingJob) -> Iterator[tuple[str, str]]:
-    """Yield (`STAGE`, what begins) and (`FOUND`, what it came to); raises whatever the user's code raises."""
+    """Yield (`STAGE`, its name) and (`FOUND`, the finding); raise whatever the user's code raises."""
     training, adaptation, device = job.spec.training, job.spec.adaptation, usable_device()
     seed_everything(training.seed)
     yield STAGE, "loading the data"
@@ -120,11 +120,11 @@ def _places(network: Network) -> Iterator[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Check the job in the file that is given; returns the exit code."""
+    """Check the job in the given file; return the exit code."""
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # the user's code prints there
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Whole lines at once, also where PYTHONUNBUFFERED is set: the parent writes lines of its own there.
+        # Whole lines at once, even with PYTHONUNBUFFERED: the parent writes its own lines there.
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
     try:
         for kind, text in check(load_job(Path(arguments[0]), resource=None)):

@@ -1,9 +1,9 @@
 """The trainer process: a job file and a few environment variables in, an exit code out.
 
-What a backend sets is named in `espalier_core.types.environment`. stdout is not used; logs go to stderr.
+Backends set the variables of `espalier_core.types.environment`. stdout is not used; logs go to stderr.
 
-A worker that does not lead takes part in the leader's training, or waits, warm, where the job wants no more. It neither
-reports nor checkpoints.
+A worker that does not lead takes part in the leader's training; if the job is not elastic, it waits with everything
+imported. It neither reports nor checkpoints.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def work(settings: TrainerSettings, job: AdaptiveTrainingJob, leave: TermSignal) -> NoReturn:
-    """Import what the job's training needs; take part in it, where it is elastic; then wait for a signal.
+    """Import the modules that the job's training needs; take part in it if it is elastic; then wait for a signal.
 
     Raises `TrainerError` where the job's own code cannot be imported.
     """
@@ -45,7 +45,7 @@ def work(settings: TrainerSettings, job: AdaptiveTrainingJob, leave: TermSignal)
     )
     if settings.rendezvous is not None and job.spec.training.elastic_batch is not None:
         follower = session.follower(settings, job, leave)
-        leave.takes_part = True  # not before: what only loads is needed by nobody, and ends at once
+        leave.takes_part = True  # not before: a worker that is still loading may end at once
         follower.run(settings.rendezvous)
         leave.takes_part = False  # from here on a signal ends it at once; an earlier one takes effect now
         if leave.asked:
@@ -55,7 +55,7 @@ def work(settings: TrainerSettings, job: AdaptiveTrainingJob, leave: TermSignal)
 
 
 def main() -> int:
-    """Run the job that the environment names; returns the exit code."""
+    """Run the job that the environment names; return the exit code."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stop = StopSignal()
     stop.install()
@@ -70,7 +70,7 @@ def main() -> int:
         require_scratch()
         if not settings.leads:
             work(settings, job, leave)
-        # Imported here: torch takes seconds, and a job file with a mistake should not have to wait for it.
+        # Imported here: torch takes seconds, and an invalid job file should fail without it.
         from espalier_trainer.launch.session import train
 
         return int(train(settings, job, stop))

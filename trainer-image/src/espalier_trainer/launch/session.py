@@ -1,4 +1,4 @@
-"""The process of the built-in loop: builds what a job names, and trains it."""
+"""The process of the built-in loop: builds the model and data of a job, and trains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def train(settings: TrainerSettings, job: AdaptiveTrainingJob, stop: StopSignal) -> ExitCode:
-    """Build what the job names and train it. What fails is reported, with its cause.
+    """Build the job's model and data, and train. Failures are reported with their cause.
 
     Raises `TrainerError` where the job cannot be connected, and `SupersededError` if a later leader has taken over.
     """
@@ -50,20 +50,20 @@ def train(settings: TrainerSettings, job: AdaptiveTrainingJob, stop: StopSignal)
             return exit_code(trainer.run(), stop)
         except SupersededError:
             raise
-        except BaseException as error:  # the job's own code may raise whatever it likes, SystemExit too
+        except BaseException as error:  # the job's own code may raise anything, even SystemExit
             if stop():
                 raise
             return failed(error, job, services, trainer)
 
 
 def follower(settings: TrainerSettings, job: AdaptiveTrainingJob, stop: Callable[[], bool]) -> BuiltinWorker:
-    """Load data and model, and train as a worker of a leader until `stop` returns True.
+    """Load data and model, and return a worker that can follow a leader until `stop` returns True.
 
     Raises `TrainerError` for errors that the job's author can fix.
     """
     training, seed, device = job.spec.training, seed_of(settings, job), usable_device()
     keep_freed(device)
-    seed_everything(seed)  # the starting weights are the leader's
+    seed_everything(seed)  # the same starting weights as the leader's
     data, model = load(training, device)
     data = data.to(device)
     start, _ = new_network(model.to(device), training.optimizer, data.example_input(), job.spec.adaptation.insertion)
@@ -76,7 +76,7 @@ def follower(settings: TrainerSettings, job: AdaptiveTrainingJob, stop: Callable
 
 
 def usable_device() -> torch.device:
-    """Return the GPU where there is one."""
+    """Return the GPU if there is one, otherwise the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -89,7 +89,7 @@ def load(training: TrainingSpec, device: torch.device) -> tuple[Data, nn.Module]
 
 
 def warm_up(training: TrainingSpec) -> None:
-    """Import what training imports, including the job's own code; raises `TrainerError` if that fails."""
+    """Import the modules of training, including the job's own code; raise `TrainerError` if that fails."""
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports another second's worth of torch
     model, dataset = training.model, training.dataset
     if model.entrypoint is not None:
@@ -101,7 +101,7 @@ def warm_up(training: TrainingSpec) -> None:
 
 
 def failed(error: BaseException, job: AdaptiveTrainingJob, services: Services, trainer: Trainer | None) -> ExitCode:
-    """Report and print why the run ends; returns the result of the process. `trainer` is None before there is one."""
+    """Report and print why the run ends; return the exit code of the process. `trainer` is None before it exists."""
     if not isinstance(error, TrainerError):
         traceback.print_exception(error)
     if trainer is not None:
@@ -116,7 +116,7 @@ def failed(error: BaseException, job: AdaptiveTrainingJob, services: Services, t
 
 
 def exit_code(result: TrainingResult, stop: StopSignal) -> ExitCode:
-    """Return the result of the process."""
+    """Return the exit code of the process."""
     if result.phase is TrainerPhase.COMPLETED:
         return ExitCode.COMPLETE
     if result.phase is TrainerPhase.STOPPED:

@@ -1,1 +1,1 @@
-"""Measures a run: duration of steps, noise of gradients, the loss over time (`espalier_core.types.measurements`)."""
+"""Measurements of a run: duration of steps, gradient noise, the loss over time (`espalier_core.types.measurements`)."""

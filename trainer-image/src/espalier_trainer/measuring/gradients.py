@@ -1,7 +1,7 @@
-"""Norms of gradients, and their noise.
+"""Norms and noise of gradients.
 
-The norms are of members that train together, or of successive steps of a worker that is alone. The noise follows from
-them over a small and a large batch: S. McCandlish et al., An Empirical Model of Large-Batch Training (2018), appendix
+The norms are those of members that train together, or of successive steps of a worker alone. The noise follows from the
+norms over a small and a large batch: S. McCandlish et al., An Empirical Model of Large-Batch Training (2018), appendix
 A.1: with G the true gradient and Σ the covariance of one example's, E|g_B|² = |G|² + tr(Σ)/B for a batch of B. Two
 sizes of batches give both unknowns. AdaptDL (Pollux, OSDI 2021) averages them in the same way, as the mean of a ratio
 is not the ratio of the means.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from espalier_core.types.measurements import GradientNoise
 
 SMOOTHING: Final = 0.98
-"""What an estimate keeps of its weight with each later one: the average is over some 50 of them."""
+"""Share of its weight that an estimate keeps with each later one: the average is over some 50 of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class Norms:
     small: float
     """Mean over the small batches."""
     small_batch: float
-    """Examples in each."""
+    """Number of examples in each."""
     large: float
     large_batch: float
 
 
 def estimates(norms: Norms) -> tuple[float, float] | None:
-    """Return (|G|², tr Σ), both unbiased and possibly negative; None where the norms do not tell."""
+    """Return (|G|², tr Σ), both unbiased and possibly negative; None where the norms do not determine them."""
     if not 0 < norms.small_batch < norms.large_batch or not math.isfinite(norms.small + norms.large):
         return None
     variance = (norms.small - norms.large) / (1 / norms.small_batch - 1 / norms.large_batch)
@@ -48,14 +48,14 @@ class Noise:
     """Exponential moving averages of both estimates."""
 
     def __init__(self, earlier: GradientNoise | None = None) -> None:
-        """Continue from averages that were kept, if there are any."""
+        """Continue from earlier averages, if there are any."""
         self._samples = earlier.samples if earlier else 0
         self._weight = 1 - SMOOTHING**self._samples
         self._squared_norm = self._weight * earlier.squared_norm if earlier else 0.0
         self._variance = self._weight * earlier.variance if earlier else 0.0
 
     def add(self, norms: Norms) -> None:
-        """Average one more estimate, if the norms give one."""
+        """Add one more estimate, if the norms give one."""
         found = estimates(norms)
         if found is None:
             return
@@ -73,12 +73,12 @@ class Noise:
 
 
 MAX_COORDINATES = 1 << 22
-"""How much of a gradient a worker that is alone keeps for a step: 16 MiB. Of a larger one it takes equidistant numbers,
-beginning anywhere, which estimate the norm without bias."""
+"""Maximum number of a gradient's entries that a worker alone keeps for a step: 16 MiB. Of a larger one it takes
+equidistant entries, with a varying start, which estimate the norm without bias."""
 
 
 def settle(device: torch.device) -> None:
-    """Wait until the device has computed what it was given, so that the time from here on is that of what follows."""
+    """Wait until the device has finished its work, so that time measured from now on belongs to later work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -91,7 +91,7 @@ def squared_norm(tensor: Tensor) -> Tensor:
 class Successive:
     """The gradients of two successive steps, which stand for two batches at the same weights, as in AdaptDL.
 
-    The weights change in between, by little: the drift makes the estimated variance larger than it is.
+    The weights change slightly in between: the drift makes the estimated variance too large.
     """
 
     def __init__(self) -> None:
@@ -100,17 +100,17 @@ class Successive:
 
     @property
     def waits(self) -> bool:
-        """Whether the first of two is kept."""
+        """Whether the first of two gradients is kept."""
         return self._kept is not None
 
     def forget(self) -> None:
-        """Drop what is kept."""
+        """Drop the kept gradient."""
         self._kept = None
 
     def look(self, module: nn.Module, examples: int, scale: Tensor | float = 1.0) -> Norms | None:
         """Keep the gradients of `module`, `scale` times a mean over `examples`, or compare them with the kept ones.
 
-        None for the first of two, and for two that cannot be compared.
+        Returns None for the first of two, and for two that cannot be compared.
         """
         gradients = [each.grad for each in module.parameters() if each.requires_grad and each.grad is not None]
         if self._kept is None:
@@ -133,14 +133,14 @@ class Passes:
     """The gradients of the passes of one step: of several batches at the same weights, which add up."""
 
     def __init__(self, module: nn.Module, turn: int) -> None:
-        """`turn` is a number that differs from step to step: a large gradient is seen in parts."""
+        """`turn` is a number that differs from step to step: a large gradient is sampled in parts."""
         self._module, self._turn = module, turn
         self._sum: Tensor | None = None
         self._before: Tensor | None = None
         self._stride = 1
 
     def look(self, share: float) -> None:
-        """Look at the gradients after a pass over this share of the examples."""
+        """Record the gradients after a pass over this share of the examples."""
         found = [each.grad for each in self._module.parameters() if each.requires_grad and each.grad is not None]
         self._stride = max(1, -(-sum(gradient.numel() for gradient in found) // MAX_COORDINATES))
         taken = _flat(found, self._turn % self._stride, self._stride)
@@ -150,7 +150,7 @@ class Passes:
         self._sum, self._before = norm if self._sum is None else self._sum + norm, taken
 
     def norms(self, examples: int, passes: int) -> Norms | None:
-        """Return the squared norms of passes and step; None if the passes had not the same parameters."""
+        """Return the squared norms of passes and step; None if the passes had different parameters."""
         if self._sum is None or self._before is None:
             return None
         small, large = (self._stride * torch.stack([self._sum, squared_norm(self._before)])).tolist()
@@ -158,7 +158,7 @@ class Passes:
 
 
 def _flat(gradients: Iterable[Tensor], first: int, stride: int) -> Tensor:
-    """Return every `stride`th number of the gradients, from the one at `first`, as one new tensor of real numbers."""
+    """Return every `stride`th entry of the gradients, from index `first`, as one new tensor of real numbers."""
     parts: list[Tensor] = []
     for gradient in gradients:
         dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
@@ -168,7 +168,7 @@ def _flat(gradients: Iterable[Tensor], first: int, stride: int) -> Tensor:
 
 
 class Stopwatch:
-    """Seconds that a block on a device takes, and nothing that was begun before it."""
+    """Seconds of a block on a device, without work that was begun before it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.seconds = device, 0.0

@@ -1,4 +1,4 @@
-"""The duration of steps by configuration, the course of the loss, and in which steps to measure. Pure.
+"""Duration of steps by configuration, the course of the loss, and the choice of steps to measure. Pure.
 
 The caller passes all times. The course of the loss is kept in a bounded number of points, and measuring costs a bounded
 share of the time.
@@ -17,14 +17,14 @@ from espalier_core.base import YEAR_SECONDS
 from espalier_core.types.measurements import MAX_CONFIGURATIONS, MAX_LOSS_POINTS, LossPoint, Speed, configuration_of
 
 WARM_UP_STEPS: Final = 5
-"""After a change of workers or model, steps still allocate memory and choose kernels; they are not measured."""
+"""Number of unmeasured steps after a change of workers or model: they allocate memory and choose kernels."""
 WINDOW: Final = 64
-"""The newest steps of a configuration, of which the median is taken: a pause in one of them does not matter."""
+"""Number of a configuration's newest steps whose median is taken: a pause in one of them does not matter."""
 
 Key = tuple[int, int, int, int, int]
-"""Nodes, workers, examples of a worker, parameters, passes: what changes of a configuration while a job runs."""
+"""Nodes, workers, examples of a worker, parameters, passes: the parts of a configuration that change during a job."""
 _Typed = tuple[int, int, int, int, int, str]
-"""With the type of GPU: as `configuration_of` returns it."""
+"""Key with the GPU type, as returned by `configuration_of`."""
 
 
 @dataclass
@@ -35,12 +35,12 @@ class _Window:
 
 
 class StepSpeeds:
-    """The configurations that were used last. Nothing is kept of earlier ones."""
+    """Step times of the most recently used configurations."""
 
     def __init__(self, earlier: Iterable[Speed] = (), *, gpu_type: str = "") -> None:
         """`earlier` were measured before; each holds until its configuration is measured again.
 
-        All that is measured is on `gpu_type`; `earlier` may be on others.
+        All measurements are on `gpu_type`; `earlier` may be on others.
         """
         self._gpu_type = gpu_type
         self._known: dict[_Typed, Speed | _Window] = {configuration_of(speed): speed for speed in earlier}
@@ -52,7 +52,7 @@ class StepSpeeds:
         self._warm_up = WARM_UP_STEPS
 
     def add(self, key: Key, step_seconds: float, sync_seconds: float | None) -> None:
-        """Count a step; `sync_seconds` None: they were not measured in this one."""
+        """Count a step; `sync_seconds` is None if it was not measured in this step."""
         typed = (*key, self._gpu_type)
         if key != self._last:
             self._last = key
@@ -72,13 +72,13 @@ class StepSpeeds:
             window.sync.append(sync_seconds)
 
     def measured(self) -> tuple[Speed, ...]:
-        """Return the figures of all configurations that are known, the one used last at the end."""
+        """Return the figures of all known configurations, the most recently used one last."""
         found = (_speed(key, each) if isinstance(each, _Window) else each for key, each in self._known.items())
         return tuple(speed for speed in found if speed is not None)
 
 
 def _speed(key: _Typed, window: _Window) -> Speed | None:
-    """Return the figures of a window; None where it has too few yet."""
+    """Return the figures of a window; None while it has too few steps."""
     nodes, workers, examples, parameters, passes, gpu_type = key
     alone = workers == 1
     seconds = statistics.median(window.step) if window.step else 0.0
@@ -98,16 +98,16 @@ def _speed(key: _Typed, window: _Window) -> Speed | None:
 
 
 class LossCurve:
-    """Means over equal numbers of steps; where there are too many points, two become one, and later ones are longer."""
+    """Means over equal numbers of steps; when there are too many points, pairs are merged, and later ones longer."""
 
     def __init__(self, earlier: Sequence[LossPoint] = ()) -> None:
-        """Continue a curve that was kept, if there is one."""
+        """Continue an earlier curve, if there is one."""
         self._points = [(point.epoch, point.step, point.loss) for point in earlier]
         self._stride = max(1, earlier[-1].step - earlier[-2].step) if len(earlier) > 1 else 1
         self._count, self._sum, self._first = 0, 0.0, (0, 0)
 
     def add(self, epoch: int, step: int, loss: float) -> None:
-        """Add the loss of a step. One that is not finite is left out."""
+        """Add the loss of a step, unless it is not finite."""
         if not math.isfinite(loss):
             return
         if not self._count:
@@ -135,31 +135,31 @@ class LossCurve:
 
 
 SHARE: Final = 0.01
-"""Measuring the gradients' noise costs at most this share of the time of steps."""
+"""Maximum share of the time of steps that measuring the gradient noise may cost."""
 LEAST_STEPS: Final = 10
-"""From one measurement to the next, where they are cheap: more of them would not be independent news."""
+"""Minimum number of steps between measurements: closer ones would not be independent."""
 
 
 class NoiseSampling:
-    """Earns a share of each step, and spends it on measurements.
+    """Budget of measurements: earns a share of each step, and spends it on measurements.
 
-    The first one is on credit, because its cost is not known: the next follows when it is paid back, and the cost of
-    one more is earned.
+    The first one is on credit, because its cost is unknown: the next follows when it is paid back, and the cost of one
+    more is earned.
     """
 
     def __init__(self, share: float = SHARE) -> None:
         self._share = share
         self._earned = self._cost = 0.0
-        """Seconds to spend, below zero in debt; the expected cost of a measurement."""
+        """Seconds to spend, below zero in debt; and the expected cost of a measurement."""
         self._steps = 0
 
     def due(self, after: int = 0) -> bool:
-        """Return whether to measure now, or in `after` more steps."""
+        """Return whether a measurement is due now, or in `after` more steps."""
         return self._steps + after >= LEAST_STEPS and self._earned >= self._cost
 
     def stepped(self, seconds: float) -> None:
         """Count a step that took `seconds`."""
-        # No more than one measurement is saved up: a run that was slow before must not measure in each step now.
+        # No more than one measurement is saved up: a run that was slow before must not measure every step now.
         self._earned = min(self._earned + self._share * seconds, self._cost)
         self._steps += 1
 

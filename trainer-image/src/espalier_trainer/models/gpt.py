@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 DEVIATION = 0.02
-"""Of the initial weights (GPT-2)."""
+"""Standard deviation of the initial weights (GPT-2)."""
 
 
 class Attention(nn.Module):
@@ -22,7 +22,7 @@ class Attention(nn.Module):
         self.project = nn.Linear(width, width, bias=False)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return what each place [N, T, width] takes from those up to it."""
+        """Return attention's output at each position [N, T, width], from that position and earlier ones."""
         examples, length, width = states.shape
         parts = self.read(states).view(examples, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
@@ -69,7 +69,7 @@ class GPT(nn.Module):
         nn.init.normal_(self.places, std=DEVIATION)
         for block in members:
             for closing in (block.attention.project, block.project):
-                # The sum of 2 * blocks branches keeps its size (GPT-2).
+                # The sum of 2 * blocks branches keeps its magnitude (GPT-2).
                 nn.init.normal_(closing.weight, std=DEVIATION / (2 * blocks) ** 0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:

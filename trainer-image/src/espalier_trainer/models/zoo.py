@@ -1,4 +1,4 @@
-"""The starting models: the small nets of the examples, the paper's two CNNs, a GPT, torchvision's, the user's own.
+"""Starting models: the small nets of the examples, the paper's two CNNs, a GPT, torchvision's, the user's own.
 
 In the small nets and the paper's, each block that can grow is a `DeepenBlock`; block i is growth point `block<i>`.
 """
@@ -35,10 +35,10 @@ _TORCHVISION_DEFAULTS: dict[str, dict[str, Any]] = {
 def build_model(
     spec: ModelSpec, classes: int, example_input: Tensor, task: Task | None = Task.CLASSIFICATION
 ) -> nn.Module:
-    """Return the starting model, untrained, on the CPU; `ModelError` names the field and what is allowed.
+    """Return the starting model, untrained, on the CPU; `ModelError` names the field and the allowed values.
 
     `classes` is the number of outputs unless `options` say otherwise. Weights are drawn from torch's global
-    generator. The model is tried on `example_input` once; `task` None: whatever it returns is right.
+    generator. The model is tried once on `example_input`; `task` None accepts any output.
     """
     if spec.entrypoint is not None:
         function = load_entrypoint(spec.entrypoint, f"{_FIELD}.entrypoint", ModelError)
@@ -62,7 +62,7 @@ def build_model(
 
 
 def untrainable(model: nn.Module) -> str:
-    """Return why `model` cannot be trained: it has nothing to train, or a state that cannot be kept; '' if it can."""
+    """Return why `model` cannot be trained: nothing is trainable, or a state cannot be kept; '' if it can."""
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
             return (
@@ -99,7 +99,7 @@ def linear_block(inputs: int, outputs: int) -> DeepenBlock:
 class SmallNet(nn.Module):
     """Conv 3x3, Conv 1x1, global average, Linear ReLU, Linear; only the first block sees more than a pixel.
 
-    Growing block 0 widens the receptive field, which is what the net lacks; blocks 1 and 2 are decoys.
+    Growing block 0 enlarges the receptive field, which the net needs; blocks 1 and 2 are decoys.
     """
 
     def __init__(self, channels: int, first: int, second: int, classes: int) -> None:
@@ -173,7 +173,7 @@ _FROM_DATA: dict[str, Callable[[Tensor], dict[str, Any]]] = {
     "gpt": lambda tokens: {"context": tokens.shape[-1]},
     "mlp": lambda rows: {"inputs": rows.shape[-1]},
 }
-"""Options that follow from the data set, where the job does not set them."""
+"""Options derived from the data set where the job does not set them."""
 
 
 def _nothing(example_input: Tensor) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _torchvision(name: str, options: dict[str, Any]) -> nn.Module:
 
 
 def _try_out(model: nn.Module, name: str, classes: int, example_input: Tensor, task: Task | None) -> None:
-    """Run the model once in eval mode, to report one that does not fit the data before the budget runs."""
+    """Run the model once in eval mode, to report a mismatch with the data before the budget runs."""
     shape = tuple(example_input.shape)
     try:
         with torch.no_grad(), mode(model, training=False):

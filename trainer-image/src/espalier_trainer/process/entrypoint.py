@@ -1,4 +1,4 @@
-"""Functions of the user's, named in the job as `package.module:function`."""
+"""User functions, named in the job as `package.module:function`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from espalier_trainer.process.settings import SIGNALLED
 
 
 def load_entrypoint(path: str, field: str, error: type[TrainerError]) -> Callable[..., Any]:
-    """Import `package.module:function`; raises `error`, naming `field` of the job, where that is not possible."""
+    """Import `package.module:function`; raise `error`, naming `field` of the job, where that is not possible."""
     module_name, _, attribute = path.partition(":")
-    # A job's are of this form already; those of a command line may lack either, or begin with a dot.
+    # A job's paths have this form already; a command line's may lack either part, or begin with a dot.
     if not module_name or not attribute or module_name.startswith("."):
         raise error(f"{field}: {path!r} is not PACKAGE.MODULE:FUNCTION")
     try:
@@ -30,7 +30,7 @@ def load_entrypoint(path: str, field: str, error: type[TrainerError]) -> Callabl
             raise
         raise error(
             f"{field}: {path!r}: {module_name!r} ends the program when it is imported (sys.exit); "
-            'put what it does as a script after `if __name__ == "__main__":`'
+            'put its script code after `if __name__ == "__main__":`'
         ) from cause
     function = getattr(module, attribute, None)
     if not callable(function):
@@ -46,7 +46,7 @@ def call_entrypoint(
 ) -> Any:
     """Call the user's function; a `TypeError` or `ValueError` about its options becomes `error`.
 
-    Whatever else it raises passes: it says where it was raised, and whether it may pass.
+    Other errors pass through: they show where they were raised, and whether a retry may help.
     """
     try:
         return function(**options)

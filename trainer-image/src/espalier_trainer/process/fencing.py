@@ -1,12 +1,12 @@
-"""Of several leaders of a job only the latest writes checkpoints.
+"""Fencing: of several leaders of a job, only the latest writes checkpoints.
 
 A leader on a node that was given up may still run after its successor has started. So each leader claims the checkpoint
 folder when it starts, in the file `leader.json`, and reads the file before it writes a checkpoint and again before it
 renames the complete checkpoint into place.
 
 This needs a file system on which rename is atomic and an opened file shows its last content: a local one, or NFS with
-its default options (close-to-open consistency). Between the last read and the rename lies no lock: a leader that stands
-still exactly there leaves one more checkpoint. It is a complete one, and replaces none: numbers are never reused. For
+its default options (close-to-open consistency). There is no lock between the last read and the rename: a leader that
+stops exactly there leaves one more checkpoint. It is a complete one, and replaces none: numbers are never reused. For
 the same reason an earlier attempt that starts at the same moment as a later one may write until the later one saves.
 """
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class LeaderClaim(Record):
-    """Which leader writes. Of two leaders of one job the one with the larger attempt is the later one.
+    """Identity of the leader that writes. Of two leaders of a job, the one with the larger attempt is the later one.
 
     Attempts of different jobs (one of the same name that was created again), and equal ones, cannot be compared: the
     leader that started last counts.
@@ -36,7 +36,7 @@ class LeaderClaim(Record):
     incarnation: str
 
     def precedes(self, other: LeaderClaim) -> bool:
-        """Return whether `other` is of a later attempt of the same job."""
+        """Return whether `other` is a later attempt of the same job."""
         return self.job_uid == other.job_uid and self.attempt < other.attempt
 
 
@@ -53,7 +53,7 @@ class Fence:
         try:
             found = self._found()
         except DocumentError as error:
-            logger.warning("%s; it is replaced", error)
+            logger.warning("%s; replacing it", error)
             found = None
         if found is not None and self.claim.precedes(found):
             raise self._superseded(found)
@@ -62,7 +62,7 @@ class Fence:
         self._claimed = True
 
     def require(self) -> None:
-        """Raise `SupersededError` if another leader has taken over; claims the folder if that has not been possible.
+        """Raise `SupersededError` if another leader has taken over; claim the folder if that has failed so far.
 
         A claim of an earlier attempt that was written later, and a missing one, are replaced. Raises `OSError`.
         """
@@ -72,7 +72,7 @@ class Fence:
         try:
             found = self._found()
         except DocumentError as error:
-            raise SupersededError(f"the claim of another leader cannot be understood ({error})") from error
+            raise SupersededError(f"the claim of another leader cannot be read ({error})") from error
         if found == self.claim:
             return
         if found is not None and not found.precedes(self.claim):

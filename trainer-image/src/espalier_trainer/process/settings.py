@@ -1,4 +1,4 @@
-"""Environment variables and signals of a trainer process. Needs no torch, so that it is fast."""
+"""Environment variables and signals of a trainer process. Imports no torch, so that it is fast."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from espalier_core.types.environment import ExitCode, Role
 from espalier_trainer.errors import TrainerError
 
 SIGNALLED: Final = 128
-"""Plus the number of a signal: the exit code of a process that ends because it is asked to."""
+"""Base of the exit code of a process that ends by a signal, to which the signal's number is added."""
 
 
 class SettingsError(TrainerError):
@@ -27,18 +27,18 @@ class SettingsError(TrainerError):
 
 @dataclass
 class StopSignal:
-    """SIGTERM and SIGINT: before training they end the process at once, in training at the next step boundary."""
+    """Handler of SIGTERM and SIGINT, which end the process: before training at once, then at a step boundary."""
 
     number: int = 0
     training: bool = field(default=False)
 
     def install(self) -> None:
-        """Take both signals."""
+        """Handle both signals."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
 
     def __call__(self) -> bool:
-        """Return whether one has come."""
+        """Return whether a signal has arrived."""
         return self.number != 0
 
     def exit_code(self) -> ExitCode:
@@ -53,19 +53,19 @@ class StopSignal:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the workers of a job meet, and what proves that they belong to it."""
+    """Meeting place of a job's workers, and the key that proves their membership."""
 
     place: str
-    """`host:port` of the leader, or the path of a file that the leader writes its address and a key into."""
+    """`host:port` of the leader, or the path of a file into which the leader writes its address and a key."""
     key_file: Path | None = None
-    """The job's key, where `place` is no file."""
+    """File with the job's key, where `place` is not a file."""
     attempt: int = 0
-    """Of the leader, which opens it: how often it was replaced before."""
+    """Attempt of the leader that opens it: how often it was replaced before."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """What the environment says."""
+    """Settings from the environment."""
 
     job_file: Path
     allocation_file: Path | None
@@ -78,38 +78,38 @@ class TrainerSettings:
     job_key: str | None
     """`namespace/name` of the job to watch at its API server."""
     report_config_map: str | None
-    """The ConfigMap, in the job's namespace, that reports are patched into."""
+    """ConfigMap, in the job's namespace, for reports."""
     incarnation: str
-    """What the leader calls itself in reports; empty: it makes up a name."""
+    """Name of the leader in reports; generated if empty."""
     job_uid: str
-    """The UID of the job at its API server; empty: not known."""
+    """UID of the job at its API server; empty if unknown."""
     attempt: int | None
-    """How often this worker was replaced before; None: not known."""
+    """Number of times that this worker was replaced before; None if unknown."""
     role: Role
     index: int
     agent_token_file: Path | None = None
-    """The token that proves to the agent which job reports; None: reports carry no proof."""
+    """File with the token that proves to the agent which job reports; None for reports without proof."""
     rendezvous: Rendezvous | None = None
-    """Where the workers of the job meet; None: each is alone."""
+    """Meeting place of the job's workers; None if each is alone."""
     node: str = ""
-    """The node that this worker runs on."""
+    """Node that this worker runs on."""
     gpu_type: str = ""
-    """The type of GPU of the job's workers; empty: not known."""
+    """GPU type of the job's workers; empty if unknown."""
     log_to: str = ""
-    """Where figures are also written: `tensorboard`, `wandb` or `mlflow`; empty: nowhere."""
+    """Additional destination of figures: `tensorboard`, `wandb` or `mlflow`; empty for none."""
     traces_endpoint: str | None = None
-    """Where spans of signals are exported to; None: nowhere."""
+    """Endpoint to which spans of signals are exported; None for none."""
     metrics_port: int | None = None
-    """Where the leader's metrics can be scraped; None: nowhere."""
+    """Port at which the leader's metrics can be scraped; None for none."""
 
     @property
     def leads(self) -> bool:
-        """Whether this worker trains; the others wait, warm."""
+        """Whether this worker leads: base worker 0."""
         return self.role is Role.BASE and self.index == 0
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str]) -> TrainerSettings:
-        """Read the variables; `SettingsError` names the one that cannot be used."""
+        """Read the variables; `SettingsError` names a variable that cannot be used."""
 
         def path(name: str) -> Path | None:
             return Path(variables[name]) if variables.get(name) else None
@@ -147,7 +147,7 @@ class TrainerSettings:
 
 
 def require_scratch() -> None:
-    """Raise `SettingsError` where no temporary file can be made: importing torch would fail, and say something else."""
+    """Raise `SettingsError` where no temporary file can be made: importing torch would fail with another error."""
     try:
         tempfile.gettempdir()
     except FileNotFoundError as error:
@@ -193,7 +193,7 @@ def _role(text: str) -> Role:
 
 
 class TermSignal:
-    """SIGTERM: ends this process at once, as done (exit code 0), or while it takes part at the next step boundary."""
+    """Handler of SIGTERM: ends the process at once, as done (exit code 0), or if it takes part at a step boundary."""
 
     def __init__(self) -> None:
         self.takes_part = self.asked = False
@@ -203,11 +203,11 @@ class TermSignal:
         signal.signal(signal.SIGTERM, self._handle)
 
     def __call__(self) -> bool:
-        """Return whether it has come."""
+        """Return whether SIGTERM has arrived."""
         return self.asked
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.takes_part:
-            # Not by an exception: libraries that are being imported may swallow one, and unloading torch takes a while.
+            # Not by an exception: an import may swallow it, and unloading torch takes a while.
             os._exit(0)
         self.asked = True

@@ -48,7 +48,6 @@ SAMPLES = {
     "cases of the operator's benchmark": 1,
     "dashboards that are drawn": 1,
     "moments at which stand-ins end": 3,
-    "lives of jobs on one machine": 5,
     "lives of planned jobs": 10,
     "plans of a simulated cluster": 40,
     "queues of simulated jobs": 50,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from apiserver import ApiServer, ServerError
-from charts import Helm, Raw, of
+from apiserver import ApiServer
+from charts import Helm, Raw
 from monitoring_crds import monitoring_crds
 from releases import Release, installable, key
 
@@ -75,32 +75,3 @@ def test_they_go_where_they_are_switched_off(monitored: Release) -> None:
     assert monitored.there(before)
     monitored.run("upgrade", flags=["--reset-values"])
     assert monitored.there(before) == set()
-
-
-WRONG: dict[str, tuple[str, Callable[[Raw], Any], str]] = {
-    "a misspelt field": (
-        "ServiceMonitor",
-        lambda spec: spec["endpoints"][0].update(honourLabels=True),
-        r'unknown field "spec.endpoints\[0\].honourLabels"',
-    ),
-    "an interval that is none": (
-        "PodMonitor",
-        lambda spec: spec["podMetricsEndpoints"][0].update(interval="soon"),
-        r"spec.podMetricsEndpoints\[0\].interval",
-    ),
-    "an alert without a condition": (
-        "PrometheusRule",
-        lambda spec: spec["groups"][0]["rules"][0].pop("expr"),
-        r"spec.groups\[0\].rules\[0\].expr: Required value",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_refused(monitored: Release, case: str) -> None:
-    kind, spoil, said = WRONG[case]
-    found, *_ = of(monitored.helm.render("monitored", namespace=monitored.namespace), kind)
-    send(monitored.server, found)
-    spoil(found["spec"])
-    with pytest.raises(ServerError, match=said):
-        send(monitored.server, found)

@@ -6,13 +6,11 @@ import math
 import subprocess
 import sys
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from drawn_models import row_model
 from gymnasium.error import ResetNeeded
-from gymnasium.utils.env_checker import check_env
 from torch import Tensor
 
 from espalier_lab.rewriting.engine import OperatorCosts, apply, capture, verify
@@ -25,11 +23,6 @@ from espalier_lab.rewriting.learned.nets import Net
 def net() -> Net:
     torch.manual_seed(0)
     return row_model(["norm by hand", "attention by hand", "chain", "gelu by hand"])
-
-
-def test_the_environment_is_as_gymnasium_asks(net: Net) -> None:
-    environment = gymnasium.make("espalier_lab.rewriting.learned:espalier/Rewrites-v0", net=net, illegal="penalize")
-    check_env(environment.unwrapped, skip_render_check=True)
 
 
 def test_masked_episodes_end_in_plans_that_compute_the_same(net: Net) -> None:

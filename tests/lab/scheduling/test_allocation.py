@@ -187,9 +187,7 @@ def test_a_job_that_never_trains_is_given_up() -> None:
     assert play(begun, fixed(np.ones((1, 2), int)))[0] == 7
 
 
-def test_the_environment_is_as_gymnasium_asks() -> None:
-    environment = gymnasium.make("espalier_lab.scheduling.allocation:espalier/Allocation-v0", illegal="stop")
-    check_env(environment.unwrapped, skip_render_check=True)
+def test_a_step_needs_an_episode_of_a_purpose_that_is_one() -> None:
     with pytest.raises(ResetNeeded):
         AllocationEnvironment().step(0)
     with pytest.raises(ValueError, match="purpose: 'win' is none; choose one of train, choose, judge"):

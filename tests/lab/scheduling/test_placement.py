@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
-from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,13 +48,6 @@ def occupied(draw: Any) -> Occupancy:
             nodes = choices[draw(st.integers(0, len(choices) - 1))]
             occupancy.add(f"j{number}", PlacedJob(draw(st.integers(0, KINDS - 1)), nodes))
     return occupancy
-
-
-def test_the_environment_is_as_gymnasium_asks() -> None:
-    environment = gymnasium.make(
-        "espalier_lab.scheduling.placement:espalier/Placement-v0", family=SMALL, illegal="wrap"
-    )
-    check_env(environment.unwrapped, skip_render_check=True)
 
 
 @settings(max_examples=15, deadline=None)

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sweeps
-from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.jobs import RESTART_SECONDS, FixedJob, SimulatedJob
 from espalier_lab.simulator.latencies import LATENCIES
 from espalier_lab.simulator.outcome import outcome_of
@@ -83,17 +82,6 @@ def test_all_jobs_complete_all_their_work_and_no_gpu_is_given_twice(
     assert outcome_of(jobs, GPUS).utilisation <= 1 + 1e-9
 
 
-@given(JOBS, st.sampled_from(POLICIES))
-@settings(max_examples=sweeps.examples(20), deadline=None)
-def test_a_run_repeats_itself(drawn: list[tuple[float, int, float]], policy: str) -> None:
-    ends = []
-    for _ in range(2):
-        jobs = jobs_of(drawn)
-        Planned(jobs, NODES, configured(policy), REALISTIC).run()
-        ends.append([job.completed_at for job in jobs])
-    assert ends[0] == ends[1]
-
-
 @given(st.floats(0, 5000), st.integers(1, GPUS), st.floats(0.5, 5000), st.sampled_from(POLICIES))
 @settings(max_examples=25, deadline=None)
 def test_a_job_alone_takes_as_long_as_by_rounds_and_its_start_comes_on_top(
@@ -150,11 +138,6 @@ def test_a_lent_worker_is_given_back_by_notice() -> None:
     assert back == 1020 + REALISTIC.acknowledge_seconds
     assert taker.held[0].start == back
     assert taker.completed_at == back + REALISTIC.start_seconds + 30 + 600
-
-
-def test_a_job_that_never_fits_is_refused_by_name() -> None:
-    with pytest.raises(TraceError, match="job j0: needs 7 GPUs; the cluster has 6"):
-        Planned(jobs_of([(0.0, 7, 1.0)]), NODES, configured("fifo"))
 
 
 def test_a_policy_forgets_no_job_that_it_preempted() -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sweeps
 from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.jobs import FixedJob, SimulatedJob
+from espalier_lab.simulator.latencies import LATENCIES
 from espalier_lab.simulator.outcome import outcome_of
 from espalier_lab.simulator.planned import Planned
 from espalier_lab.simulator.rounds import Rounds, SimulatedNode
@@ -50,13 +54,16 @@ def test_all_jobs_complete_and_no_gpu_is_given_twice(drawn: list[tuple[float, in
     assert outcome_of(jobs, 6).utilisation <= 1 + 1e-9
 
 
-@given(JOBS)
-@settings(max_examples=50)
-def test_a_run_repeats_itself(drawn: list[tuple[float, int, float]]) -> None:
+@pytest.mark.parametrize(
+    "driver", [Rounds, partial(Planned, latencies=LATENCIES["realistic"])], ids=["rounds", "plans"]
+)
+@given(JOBS, st.sampled_from(POLICIES))
+@settings(max_examples=sweeps.examples(20), deadline=None)
+def test_a_run_repeats_itself(driver: Any, drawn: list[tuple[float, int, float]], policy: str) -> None:
     ends = []
     for _ in range(2):
         jobs = jobs_of(drawn)
-        Rounds(jobs, NODES, configured("las")).run()
+        driver(jobs, NODES, configured(policy)).run()
         ends.append([job.completed_at for job in jobs])
     assert ends[0] == ends[1]
 
@@ -118,9 +125,10 @@ def test_a_policy_that_runs_nothing_is_named(driver: type[Rounds | Planned]) -> 
         driver(jobs_of([(0.0, 1, 1.0), (90.0, 2, 1.0)]), NODES, Idle()).run()
 
 
-def test_a_job_that_never_fits_is_refused_by_name() -> None:
+@pytest.mark.parametrize("driver", [Rounds, Planned])
+def test_a_job_that_never_fits_is_refused_by_name(driver: type[Rounds | Planned]) -> None:
     with pytest.raises(TraceError, match="job j0: needs 7 GPUs; the cluster has 6"):
-        Rounds(jobs_of([(0.0, 7, 1.0)]), NODES, configured("fifo"))
+        driver(jobs_of([(0.0, 7, 1.0)]), NODES, configured("fifo"))
 
 
 def test_a_job_that_kept_its_node_makes_room_for_a_wish_for_it() -> None:

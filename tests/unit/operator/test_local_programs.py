@@ -16,7 +16,7 @@ from espalier_core.types.program import MetricsProgress
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Metric
 from espalier_core.types.status import JobPhase
-from espalier_operator.local import LocalRunError
+from espalier_operator.local import LocalRun, LocalRunError, LocalSettings
 from espalier_operator.local.progress import PIECE_BYTES, LogTail, fetch
 
 pytestmark = pytest.mark.slow
@@ -101,6 +101,25 @@ def test_an_interrupted_program_resumes_where_it_stopped(local_run) -> None:
     assert steps[0] >= reached
     assert steps[-1] == 30
     assert second.outcomes["one"].used_seconds >= first.outcomes["one"].used_seconds
+
+
+def test_a_preempted_program_gives_its_gpu_to_the_next_and_resumes_after_it(local_run) -> None:
+    """Whoever takes the run up knows what the policy has noted of its jobs."""
+    preemption = {"base": "Checkpoint", "minRuntimeSeconds": 0}
+    jobs = [
+        shell("long", RESUMES, preemption=preemption),
+        shell("short", "sleep 0.2; echo 'step 1/1'", priority=10),
+    ]
+    policy = "las:thresholds=0.3"
+    story = local_run(jobs, gpus=1, policy=policy, submit_at={"short": 0.4})
+    assert {outcome.reason for outcome in story.outcomes.values()} == {Reason.COMPLETED}
+    assert Reason.PREEMPTED_BY_POLICY in [event.reason for event in story.told("long", JobChanged)]
+    assert story.outcomes["long"].failures == 0
+    steps = [event.step for event in story.told("long", ProgressRead)]
+    assert steps == sorted(steps)
+    assert steps[-1] == 12
+    settings = LocalSettings(directory=local_run.directory, gpus=1, policy=policy, agent_command=None)
+    assert LocalRun(jobs, settings, lambda *_: None).policy_memory.memory
 
 
 def test_each_worker_of_a_program_is_a_process_that_knows_its_place(local_run, tmp_path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections.abc import Callable
 
 import pytest
 
 from own_scripts import epochs, goes_on_together
-from trainer_processes import SHORT_TRIALS, Workplace, decided, ended, of, until
+from trainer_processes import SHORT_TRIALS, Workplace, decided, of, until
 
 pytestmark = pytest.mark.slow
 
@@ -139,29 +137,6 @@ def test_one_worker_races_against_the_base_which_the_leader_evaluates(tried: Cal
     assert 0 < base.loss < 2
     assert adaptation.result == "Grown"
     goes_on_together(place, 2)
-
-
-def test_where_nothing_wins_the_base_goes_on_as_it_was(tried: Callable[..., Workplace]) -> None:
-    place = tried("Race", 2, NOTHING)
-    adaptation = decided(place)
-    assert (adaptation.result, adaptation.reason) == ("Declined", "TrialNotBetter")
-    goes_on_together(place, 3)
-    assert {said.split()[0] for said in epochs(place.log).values()} == {"6"}
-
-
-def test_a_worker_that_is_taken_back_leaves_at_once_and_costs_only_the_trial(tried: Callable[..., Workplace]) -> None:
-    place = tried("Confirm", 1)
-    until(lambda: of(place, "TrialsStarted"), place)
-    until(lambda: "copy " in place.logs(0), place)
-    leader, extra = place.processes
-    place.allocate(1)
-    os.kill(extra.pid, signal.SIGTERM)
-    assert ended(extra, place) == 0
-    until(lambda: [event for event in of(place, "Warned") if event.reason == "TrialAbandoned"], place)
-    assert of(place, "AdaptationFinished") == []
-    before = place.report().step
-    until(lambda: place.report().step > before + 20, place)
-    assert leader.is_alive()
 
 
 def test_a_loop_without_a_validation_loss_says_so_and_grows_untried(tried: Callable[..., Workplace]) -> None:

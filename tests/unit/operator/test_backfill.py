@@ -18,6 +18,7 @@ from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from espalier_operator.planner.lifecycle import ends_by
 from espalier_operator.policies.fair import FairPolicy
+from operator_world.facts import base_on
 
 NOW = 1000.0
 RULES = Rules(startup_seconds=10.0, evaluation_seconds=5.0)
@@ -36,19 +37,7 @@ def runs(facts: JobFacts, used: float = 0.0, gpu_type: str = "a") -> JobFacts:
 
 
 def on(job: JobFacts, *nodes: str) -> tuple[Worker, ...]:
-    gpus = job.terms.gpus_per_worker
-    return tuple(
-        Worker(
-            name=f"{job.key}-{index}",
-            job=job.key,
-            role=WorkerRole.BASE,
-            index=index,
-            node=node,
-            gpus=gpus,
-            state=WorkerState.RUNNING,
-        )
-        for index, node in enumerate(nodes)
-    )
+    return tuple(base_on(job, *nodes))
 
 
 def node(name: str, gpus: int, **changes: object) -> Node:

@@ -25,38 +25,21 @@ from espalier_operator.model import (
     Reclaim,
     Snapshot,
     Stopping,
-    Worker,
     WorkerRole,
     WorkerState,
 )
 from espalier_operator.model.actions import Admit, NoticeReclaim, Replace, Requeue, Stop
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
+from operator_world import facts
+from operator_world.facts import workers_of
 from operator_world.kube_objects import kube_job, raw_node, raw_worker
 
 NOW = 1000.0
 
 
-def trains(key: str, extra: int = 0, **terms: Any) -> JobFacts:
-    asked = JobTerms(min_replicas=1, max_replicas=1 + extra, time_budget_seconds=500.0, **terms)
-    running = {"leader_running": True, "has_reported": True, "training": True, "trained": True, "gpu_type": "a"}
-    return JobFacts(key=key, terms=asked, submitted_at=0.0, admitted_at=0.0, generation=1, extra=extra, **running)
-
-
-def workers_of(job: JobFacts, node: str) -> list[Worker]:
-    roles = [(WorkerRole.BASE, 0), *((WorkerRole.EXTRA, index) for index in range(job.extra))]
-    return [
-        Worker(
-            name=f"{job.key}-{role}-{index}",
-            job=job.key,
-            role=role,
-            index=index,
-            node=node,
-            gpus=1,
-            state=WorkerState.RUNNING,
-        )
-        for role, index in roles
-    ]
+def trains(key: str, extra: int = 0, **changes: Any) -> JobFacts:
+    return facts.trains(key, 1, 1 + extra, extra=extra, **{"granted_at": None, "changed_at": None, **changes})
 
 
 GOING = Node(name="going", gpu_type="a", allocatable=4, departing=4, schedulable=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from espalier_core.types.reasons import Reason
 from espalier_operator.model import (
     JobFacts,
-    JobTerms,
     NamespaceLimit,
     Node,
     Promise,
@@ -19,7 +19,6 @@ from espalier_operator.model import (
     Rules,
     Snapshot,
     Worker,
-    WorkerRole,
     WorkerState,
 )
 from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Plan, Requeue, Stop
@@ -27,40 +26,19 @@ from espalier_operator.model.constraints import Constraints, NodeSelectorRequire
 from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
+from operator_world import facts
+from operator_world.facts import workers_of
 
 NOW = 1000.0
 GPU = "nvidia.com/gpu"
 
 
-def job(
-    key: str, *, low: int = 1, high: int = 1, cpu: int = 0, extra: int | None = None, **changes: object
-) -> JobFacts:
+def job(key: str, *, cpu: int = 0, extra: int | None = None, **changes: Any) -> JobFacts:
     """A waiting job; one that trains with `extra` extra workers, where that is given."""
-    requests = (*((("cpu", cpu),) if cpu else ()), ("pods", 1))
-    terms = JobTerms(
-        min_replicas=low, max_replicas=high, time_budget_seconds=500.0, constraints=Constraints(requests=requests)
-    )
-    facts = JobFacts(key=key, terms=terms, submitted_at=0.0)
-    if extra is not None:
-        running = {"leader_running": True, "has_reported": True, "training": True, "trained": True}
-        facts = replace(facts, admitted_at=0.0, gpu_type="a", generation=1, extra=extra, **running)
-    return replace(facts, **changes)
-
-
-def workers_of(facts: JobFacts) -> list[Worker]:
-    return [
-        Worker(
-            name=f"{facts.key}-{role}-{index}",
-            job=facts.key,
-            role=role,
-            index=index,
-            node="n",
-            gpus=1,
-            state=WorkerState.RUNNING,
-        )
-        for role, number in ((WorkerRole.BASE, facts.terms.min_replicas), (WorkerRole.EXTRA, facts.extra))
-        for index in range(number)
-    ]
+    requests = Constraints(requests=(*((("cpu", cpu),) if cpu else ()), ("pods", 1)))
+    if extra is None:
+        return facts.job(key, constraints=requests, **changes)
+    return facts.trains(key, extra=extra, constraints=requests, **{"granted_at": None, "changed_at": None, **changes})
 
 
 def limit(resource: str, hard: int, used: int = 0, namespace: str = "team") -> NamespaceLimit:

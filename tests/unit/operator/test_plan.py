@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.model import (
     Ended,
-    JobFacts,
-    JobTerms,
     Node,
     Promise,
     Reclaim,
@@ -25,57 +24,17 @@ from espalier_operator.model.actions import Admit, Fail, Finish, GrantExtra, Not
 from espalier_operator.model.constraints import RESOURCE_LABEL, Constraints, Taint, Toleration
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
+from operator_world import facts
+from operator_world.facts import refused, workers_of
 
 NOW = 1000.0
 PENDING, RUNNING, TERMINATING = WorkerState.PENDING, WorkerState.RUNNING, WorkerState.TERMINATING
 
-TERMS = JobTerms.__dataclass_fields__.keys() - {"gpu_type"}
-
-
-def job(key: str, *, low: int = 1, high: int = 4, priority: int = 0, **changes: object) -> JobFacts:
-    """A waiting job; fields of `JobTerms` and of `JobFacts` alike, `only_on` is `JobTerms.gpu_type`."""
-    own = {name: changes.pop(name) for name in list(changes) if name in TERMS}
-    own["gpu_type"] = changes.pop("only_on", None)
-    terms = JobTerms(min_replicas=low, max_replicas=high, priority=priority, **({"time_budget_seconds": 500.0} | own))
-    return replace(JobFacts(key=key, terms=terms, submitted_at=0.0), **changes)
-
-
-def trains(key: str, *, extra: int = 0, **changes: object) -> JobFacts:
-    """A job that trains on type `a` and had its extra GPUs for long."""
-    running = {
-        "admitted_at": 0.0,
-        "gpu_type": "a",
-        "generation": 1,
-        "extra": extra,
-        "granted_at": 1.0 if extra else None,
-        "changed_at": 1.0 if extra else None,
-        "leader_running": True,
-        "has_reported": True,
-        "training": True,
-        "trained": True,
-    }
-    return job(key, **(running | changes))
+job, trains = partial(facts.job, high=4), partial(facts.trains, high=4)
 
 
 def node(name: str, gpus: int, gpu_type: str = "a", **changes: object) -> Node:
     return replace(Node(name=name, gpu_type=gpu_type, allocatable=gpus), **changes)
-
-
-def workers_of(facts: JobFacts, on: str, state: WorkerState = RUNNING) -> list[Worker]:
-    counts = ((WorkerRole.BASE, facts.terms.min_replicas), (WorkerRole.EXTRA, facts.extra))
-    return [
-        Worker(
-            name=f"{facts.key}-{role}-{index}",
-            job=facts.key,
-            role=role,
-            index=index,
-            node=on,
-            gpus=facts.terms.gpus_per_worker,
-            state=state,
-        )
-        for role, count in counts
-        for index in range(count)
-    ]
 
 
 def foreign(gpus: int, on: str | None = None) -> Worker:
@@ -92,10 +51,6 @@ def decide(nodes, jobs, workers=(), promises=(), now=NOW):
         promises=tuple(promises),
     )
     return plan(snapshot, FairPolicy(), now)
-
-
-def refused(planned):
-    return {key: refusal.reason for key, refusal in planned.refusals.items()}
 
 
 # ---- base GPUs

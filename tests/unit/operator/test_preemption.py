@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Stopping, Worker, WorkerRole, WorkerState
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Stopping, Worker
 from espalier_operator.model.actions import Admit, Plan, Requeue, Stop
 from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from espalier_operator.policies.tiresias import LasPolicy
 from espalier_operator.policies.view import Decision, Share, View
+from operator_world.facts import base_on
 
 NOW = 1000.0
 
@@ -43,22 +44,10 @@ def job(name: str, workers: int = 1, *, at: float = 0.0, yields: bool = True, qu
 
 def runs(facts: JobFacts, *nodes: str, since: float = 0.0, service: float = 0.0) -> tuple[JobFacts, list[Worker]]:
     """Return a job that runs, with a base worker on each of `nodes`."""
-    workers = [
-        Worker(
-            name=f"{facts.key}-{index}",
-            job=facts.key,
-            role=WorkerRole.BASE,
-            index=index,
-            node=node,
-            gpus=1,
-            state=WorkerState.RUNNING,
-        )
-        for index, node in enumerate(nodes)
-    ]
     running = replace(
         facts, admitted_at=since, gpu_type="", leader_running=True, training=True, gpu_seconds_used=service
     )
-    return running, workers
+    return running, base_on(facts, *nodes)
 
 
 def snapshot(running: list[tuple[JobFacts, list[Worker]]], *waiting: JobFacts, **nodes: int) -> Snapshot:

@@ -10,6 +10,7 @@ from espalier_operator.model.actions import Admit, GrantExtra, Plan, Requeue, St
 from espalier_operator.model.queues import QueueLimits, QueueUsage, Quota
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
+from operator_world.facts import admitted, refused
 
 NOW = 1000.0
 
@@ -43,14 +44,6 @@ def runs(facts: JobFacts, gpu_type: str = "fast") -> JobFacts:
 def decide(queues: tuple[QueueLimits, ...], *jobs: JobFacts, fast: int = 8, slow: int = 0) -> Plan:
     nodes = (Node(name="n", gpu_type="fast", allocatable=fast), Node(name="m", gpu_type="slow", allocatable=slow))
     return plan(Snapshot(taken_at=NOW, nodes=nodes, jobs=jobs, queues=queues), FairPolicy(), NOW)
-
-
-def admitted(planned: Plan) -> list[str]:
-    return [action.job.removeprefix("team/") for action in planned.actions if isinstance(action, Admit)]
-
-
-def refused(planned: Plan) -> dict[str, Reason]:
-    return {key.removeprefix("team/"): refusal.reason for key, refusal in planned.refusals.items()}
 
 
 def queue(name: str = "a", nominal: int = 2, limit: int | None = None, cohort: str | None = None) -> QueueLimits:

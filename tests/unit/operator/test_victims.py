@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Worker, WorkerRole, WorkerState
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, WorkerRole
 from espalier_operator.model.actions import NoticeReclaim, Stop
 from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
@@ -16,6 +16,7 @@ from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.view import Decision, Share, View
 from espalier_operator.reclaim.victims import lost_seconds
+from operator_world.facts import workers_of
 
 NOW = 10_000.0
 TIMES = st.floats(0.0, NOW - 100.0)
@@ -50,25 +51,9 @@ def runs(draw: st.DrawFn, name: str, priorities: st.SearchStrategy[int] | None =
 
 
 def snapshot(*jobs: JobFacts, gpus: int | None = None, queues: tuple[QueueLimits, ...] = ()) -> Snapshot:
-    roles = ((job, role, index) for job in jobs if job.admitted_at is not None for role, index in _workers(job))
-    workers = tuple(
-        Worker(
-            name=f"{job.key}-{role}-{index}",
-            job=job.key,
-            role=role,
-            index=index,
-            node="n",
-            gpus=1,
-            state=WorkerState.RUNNING,
-        )
-        for job, role, index in roles
-    )
+    workers = tuple(worker for job in jobs if job.admitted_at is not None for worker in workers_of(job))
     node = Node(name="n", gpu_type="a", allocatable=len(workers) if gpus is None else gpus)
     return Snapshot(taken_at=NOW, nodes=(node,), jobs=jobs, workers=workers, queues=queues)
-
-
-def _workers(job: JobFacts) -> list[tuple[WorkerRole, int]]:
-    return [(WorkerRole.BASE, 0), *((WorkerRole.EXTRA, index) for index in range(job.extra))]
 
 
 def waits(gpus: int, queue: str = "lends") -> JobFacts:

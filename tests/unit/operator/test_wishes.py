@@ -20,6 +20,7 @@ from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Pl
 from espalier_operator.planner import plan
 from espalier_operator.policies.decisions import view_of
 from espalier_operator.policies.view import Decision, Share, View
+from operator_world.facts import base_on
 
 
 @dataclass
@@ -45,19 +46,7 @@ def running(base_nodes: tuple[str, ...], key: str = "ns/a", **facts: Any) -> tup
     """Return a job that trains, with its workers."""
     state = {"admitted_at": 0.0, "gpu_type": "t", "has_reported": True, "training": True, "leader_running": True}
     found = job(key, len(base_nodes), **{**state, **facts})
-    workers = [
-        Worker(
-            name=f"{key}-{index}",
-            job=key,
-            role=WorkerRole.BASE,
-            index=index,
-            node=node,
-            gpus=1,
-            state=WorkerState.RUNNING,
-        )
-        for index, node in enumerate(base_nodes)
-    ]
-    return found, workers
+    return found, base_on(found, *base_nodes)
 
 
 def world(sizes: dict[str, int], *jobs: JobFacts, workers: tuple[Worker, ...] = ()) -> Snapshot:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import os
 import re
 import runpy
@@ -20,7 +19,6 @@ from own_scripts import OWN, epochs, members, shared
 from trainer_processes import Workplace, ended, until
 
 pytestmark = pytest.mark.slow
-PACE = 0.005
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_script"
 
@@ -98,45 +96,6 @@ def test_a_second_process_joins_leaves_and_joins_again(scripted: Callable[..., W
     assert extra.is_alive()  # it waits to be ended: one that ended by itself would be started again
     os.kill(extra.pid, signal.SIGTERM)
     assert ended(extra, place) == 0
-
-
-def test_a_worker_that_is_asked_to_end_leaves_between_two_steps(scripted: Callable[..., Workplace]) -> None:
-    place = scripted(EXAMPLE / "elastic.py", "1000000")
-    place.allocate(2)
-    leader = place.start()
-    extra = place.start(0)
-    until(lambda: members(place)[-1:] == [2], place)
-    until(lambda: shared(place), place)
-    os.kill(extra.pid, signal.SIGTERM)
-    assert ended(extra, place) == 0, place.logs(0)
-    until(lambda: members(place)[-1:] == [1], place)
-    os.kill(leader.pid, signal.SIGTERM)
-    assert ended(leader, place) == 143
-    assert place.report().phase == "Stopped"
-    # It continues from its checkpoint, in the middle of an epoch.
-    stopped = place.report().step
-    assert stopped > 0
-    again = place.start()
-    until(lambda: place.report().incarnation and place.report().step > stopped, place)
-    assert again.is_alive()
-
-
-def test_a_leader_that_is_killed_goes_on_from_what_the_others_hold(scripted: Callable[..., Workplace]) -> None:
-    place = scripted(EXAMPLE / "elastic.py", "1000000", checkpoint={"intervalSeconds": 3600})
-    place.allocate(2)
-    leader = place.start()
-    place.start(0)
-    until(lambda: len(shared(place)) > 2 if members(place)[-1:] == [2] else None, place)
-    until(lambda: place.report().step > 0, place)
-    os.kill(leader.pid, signal.SIGKILL)
-    leader.join()
-    before = max(epochs(place.log))
-    place.start()
-    until(lambda: max(epochs(place.log)) > before + 1, place)
-    until(lambda: max([-1, *shared(place)]) > before, place)
-    seen = [int(number) for number in re.findall(r"^epoch (\d+):", place.log, re.M)]
-    assert all(later - earlier <= 2 for earlier, later in itertools.pairwise(seen))
-    assert seen == sorted(seen)  # not from the beginning
 
 
 NORMED = """

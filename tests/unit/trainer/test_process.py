@@ -143,24 +143,6 @@ def test_time_scale_makes_the_budget_pass_faster(workplace, make_job):
     assert place.report().used_seconds >= 400
 
 
-def test_agent_that_is_late_takes_no_more_than_its_patience(workplace, make_job, agent_server):
-    release = threading.Event()
-    agent = agent_server(lambda body: (release.wait(600), (500, b""))[1])
-    adaptation = {"decisionTimeoutSeconds": 0.3, "maxAdaptations": 2, "fallback": "Heuristic"}
-    place = workplace(make_job(timeBudgetSeconds=600, adaptation=adaptation), agent_url=agent.url)
-    place.allocate(2)
-    process = place.start()
-    until(lambda: place.has_report() and len(place.report().adaptations) == 2, "two decisions")
-    place.allocate(2, stop=Reason.GPU_BUDGET_EXHAUSTED)
-    assert _join(process) == 0, place.log
-    release.set()
-    report = place.report()
-    assert [entry.source for entry in report.adaptations] == ["fallback", "fallback"]
-    assert all(entry.seconds >= 0.3 for entry in report.adaptations)  # and the agent is still silent
-    assert report.depth == 6
-    assert _last(place, Warned).reason == Reason.AGENT_UNAVAILABLE
-
-
 def test_disk_that_fills_up_is_a_warning_until_the_end(workplace, make_job):
     # A limit on the size of files makes the kernel refuse the checkpoint's tensors as a full disk would, in the
     # middle of writing them; reports and events are smaller.

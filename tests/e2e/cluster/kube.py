@@ -127,10 +127,6 @@ class Space:
         """Return one condition of a job, empty where it is not listed."""
         return next((entry for entry in self.status(name).get("conditions", ()) if entry["type"] == kind), {})
 
-    def holds(self, name: str, kind: str) -> bool:
-        """Return whether a condition of a job is True."""
-        return self.condition(name, kind).get("status") == "True"
-
     def wait_condition(self, name: str, kind: str) -> dict[str, Any]:
         """Wait until a condition is True and return it."""
 
@@ -368,22 +364,6 @@ def shared_folder(space: Space, node: str) -> None:
     }
     space.apply(pod)
     wait_for("the folder is made", lambda: space.phase("folder") == "Succeeded")
-
-
-def on_shared_folder(space: Space) -> dict[str, Any]:
-    """Return a pod template of the ready trainer whose checkpoints lie in that folder."""
-    return {
-        "spec": {
-            "containers": [
-                {
-                    "name": "trainer",
-                    "resources": {"limits": {"nvidia.com/gpu": "1"}},
-                    "volumeMounts": [{"name": "shared", "mountPath": "/checkpoints"}],
-                }
-            ],
-            "volumes": [host_folder(space)],
-        }
-    }
 
 
 def host_folder(space: Space) -> dict[str, Any]:

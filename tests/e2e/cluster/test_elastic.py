@@ -77,28 +77,6 @@ def test_pods_train_together_and_part_with_notice(space: Space, nodes: Nodes) ->
     assert (status["restarts"], status["preemptions"]) == (0, 0)
 
 
-def test_pods_that_vanish_cost_a_moment(space: Space, nodes: Nodes) -> None:
-    leader = two_train(space, nodes, elastic("together"))
-    extra = space.pods("together", "extra")[0]["metadata"]["name"]
-    kubectl("delete", "pod", extra, "--namespace", space.name, "--force", "--grace-period=0")
-    wait_for("it trains alone", lambda: space.training("together") == 1)
-    space.trains_on("together")
-    still = space.leader("together")
-    assert still is not None
-    assert still["metadata"]["uid"] == leader["metadata"]["uid"]
-
-    wait_for("a new worker has joined", lambda: space.training("together") == 2)
-    space.trains_on("together")
-    before = step(space, "together")
-    name = leader["metadata"]["name"]
-    kubectl("delete", "pod", name, "--namespace", space.name, "--force", "--grace-period=0")
-    again = wait_for("a new leader", lambda: _other_leader(space, leader["metadata"]["uid"]))
-    wait_for("it reports", lambda: space.report("together").get("incarnation") == again["metadata"]["uid"])
-    resumed = wait_for("it has the state", lambda: step(space, "together"))
-    assert resumed >= before, "the other worker held the state"
-    space.trains_on("together")
-
-
 def test_a_pod_that_kube_scheduler_evicts_is_missed_no_more(space: Space, nodes: Nodes) -> None:
     """A pod of others whose priority is higher takes the GPU of an extra worker, at once and without notice."""
     leader = two_train(space, nodes, elastic("together"))
@@ -121,8 +99,3 @@ def test_a_pod_that_kube_scheduler_evicts_is_missed_no_more(space: Space, nodes:
         wait_for("a new worker has joined", lambda: space.training("together") == 2)
         space.trains_on("together")
     assert space.status("together")["restarts"] == 0
-
-
-def _other_leader(space: Space, uid: str) -> dict[str, Any] | None:
-    found = space.leader("together")
-    return None if found is None or found["metadata"]["uid"] == uid else found

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
 import yaml
-from kube import Nodes, Space, digits, get, gpus, kubectl, operator_node, set_type, wait_for, waiting
+from kube import Nodes, Space, digits, kubectl, wait_for, waiting
 
 PROJECT = Path(__file__).parents[3]
-ESPALIER = Path(sys.executable).with_name("espalier")
 BUDGET = 60.0
 """Seconds: several times what an extra worker takes to start on a busy machine."""
-
-
-def espalier(*arguments: str, stdin: str | None = None) -> str:
-    result = subprocess.run([ESPALIER, *arguments], capture_output=True, text=True, timeout=60, input=stdin)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 def test_the_example_grows_when_another_job_ends(space: Space, nodes: Nodes) -> None:
@@ -66,48 +55,6 @@ def test_the_example_grows_when_another_job_ends(space: Space, nodes: Nodes) -> 
         "Complete",
     ):
         assert word in story, story
-
-
-@pytest.mark.without_agent
-def test_the_commands_tell_the_same_story(space: Space, nodes: Nodes) -> None:
-    nodes.set_gpus(1)
-    space.apply(waiting("one"))
-    space.wait_condition("one", "Running")
-    space.apply(digits("two", budget=60))
-    wait_for("two waits", lambda: space.condition("two", "Admitted").get("reason") == "NoFreeGPU")
-
-    listed = espalier("list", "--namespace", space.name, "--output", "json")
-    assert {entry["name"] for entry in json.loads(listed)} == {"one", "two"}
-    assert "no GPUs are free" in espalier("explain", "two", "--namespace", space.name)
-    assert space.name in espalier("top")
-    snapshot = espalier("snapshot")
-    plan = json.loads(espalier("plan", "--snapshot", "-", "--output", "json", stdin=snapshot))
-    assert f"{space.name}/two" in json.dumps(plan)
-    assert "NoFreeGPU" in json.dumps(plan)
-
-
-@pytest.mark.nodes(2)
-@pytest.mark.disturbs(agent=True)
-def test_a_node_that_is_added_is_lent(space: Space, nodes: Nodes) -> None:
-    # Not the operator's own node, which is deleted.
-    first, newcomer = sorted(nodes.names, key=lambda name: name != operator_node())
-    gpus(first, 1)
-    kubectl("delete", "node", newcomer)
-    try:
-        space.apply(digits("grows", budget=BUDGET))
-        space.wait_condition("grows", "Running")
-    finally:
-        # Its kubelet makes the node known again when it starts.
-        subprocess.run(["docker", "exec", newcomer, "systemctl", "restart", "kubelet"], check=True, timeout=60)
-        wait_for("the node is there", lambda: any(newcomer == i["metadata"]["name"] for i in get("nodes")["items"]))
-    set_type(newcomer, nodes.gpu_type)
-    gpus(newcomer, 1)
-    wait_for("the node is ready", lambda: nodes.ready(newcomer))
-    space.wait_extra("grows", 1)
-    extra = wait_for("an extra worker", lambda: space.pods("grows", "extra"))
-    assert extra[0]["spec"].get("nodeName") in (None, newcomer)
-    space.wait_condition("grows", "Complete")
-    assert space.status("grows")["adaptationCount"] >= 1
 
 
 def test_lent_gpus_go_to_a_second_job(space: Space, nodes: Nodes) -> None:

@@ -438,26 +438,53 @@ def test_a_claim_that_does_not_exist_is_no_want_of_a_node():
     assert (pod.trouble, pod.message) == (Reason.VOLUME_UNAVAILABLE, message)
 
 
-def test_completed():
-    pod = worker(phase="Succeeded", state=terminated(0, reason="Completed"))
-    assert (pod.exit_code, pod.finished_at, pod.message, pod.ended) == (0, EPOCH + 10, "", True)
+EVICTED, MEMORY = {"reason": "Evicted"}, "The node was low on resource: memory."
 
 
-def test_out_of_memory():
-    pod = worker(phase="Failed", state=terminated(137, reason="OOMKilled"))
-    assert (pod.exit_code, pod.message, pod.disrupted) == (137, "OOMKilled", False)
+@pytest.mark.parametrize(
+    ("end", "words", "told"),
+    [
+        (terminated(0, reason="Completed"), {}, {"exit_code": 0, "finished_at": EPOCH + 10, "message": ""}),
+        (terminated(137, reason="OOMKilled"), {}, {"exit_code": 137, "message": "OOMKilled"}),
+        (terminated(1, reason="Error", message="no data in /data\n"), {}, {"message": "no data in /data"}),
+        (
+            terminated(137, reason="Error"),
+            {**EVICTED, "message": MEMORY},
+            {"disrupted": True, "exit_code": 137, "message": f"Evicted: {MEMORY}"},
+        ),
+        (terminated(137), EVICTED, {"disrupted": True}),
+        (terminated(137), {**EVICTED, "message": "The node had condition: [DiskPressure]. "}, {"disrupted": True}),
+        (
+            terminated(137),
+            {"reason": "Preempting", "message": "Preempted in order to admit critical pod"},
+            {"disrupted": True},
+        ),
+        (terminated(137), {"reason": "OOMKilled", "message": "Usage of EmptyDir volume "}, {}),
+        (
+            terminated(143),
+            {"reason": "Terminated", "message": "terminated in response to node shutdown."},
+            {"disrupted": True},
+        ),
+        (terminated(137, reason="ContainerStatusUnknown"), {}, {"disrupted": True}),
+        (terminated(137, reason="Unknown"), {}, {"disrupted": True}),
+        (
+            terminated(143),
+            {"reason": "DeadlineExceeded", "message": "active on the node longer than the specified deadline"},
+            {"overran": True},
+        ),
+    ],
+    ids=str,
+)
+def test_how_a_pod_has_ended(end, words, told):
+    """An eviction is the job's own fault only where it exceeds a limit of its template."""
+    pod = worker(phase="Succeeded" if told.get("exit_code") == 0 else "Failed", state=end, **words)
+    assert pod.ended
+    expected = {"disrupted": False, "overran": False, **told}
+    assert {name: getattr(pod, name) for name in expected} == expected
 
 
-def test_the_last_words_of_a_container_are_its_message():
-    pod = worker(phase="Failed", state=terminated(1, reason="Error", message="no data in /data\n"))
-    assert pod.message == "no data in /data"
-
-
-def test_evicted_by_the_kubelet():
-    words = {"reason": "Evicted", "message": "The node was low on resource: memory."}
-    pod = worker(phase="Failed", state=terminated(137, reason="Error"), **words)
-    assert (pod.disrupted, pod.exit_code) == (True, 137)
-    assert pod.message == "Evicted: The node was low on resource: memory."
+def test_lost_with_its_node():
+    assert worker(phase="Unknown", reason="NodeLost").disrupted
 
 
 @pytest.mark.parametrize(
@@ -476,31 +503,6 @@ def test_evicted_by_the_kubelet_for_a_limit_of_its_own(message, state):
     assert pod.message.startswith(f"Evicted: {message[:20]}")
 
 
-def test_longer_than_its_template_allows():
-    words = {"reason": "DeadlineExceeded", "message": "Pod was active on the node longer than the specified deadline"}
-    pod = worker(phase="Failed", state=terminated(143), **words)
-    assert (pod.overran, pod.disrupted) == (True, False)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        {
-            "reason": "Evicted",
-            "message": "The node was low on resource: ephemeral-storage. Container trainer was using",
-        },
-        {"reason": "Evicted", "message": "The node had condition: [DiskPressure]. "},
-        {"reason": "Evicted"},
-        {"reason": "Preempting", "message": "Preempted in order to admit critical pod"},
-        {"reason": "OOMKilled", "message": "Usage of EmptyDir volume "},
-        {},
-    ],
-    ids=str,
-)
-def test_what_the_node_or_others_caused_is_no_limit_of_its_own(words):
-    assert not worker(phase="Failed", state=terminated(137), **words).overran
-
-
 def test_preempted_by_the_scheduler_and_on_its_way_out():
     raw = raw_worker(
         JOB, conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]
@@ -509,20 +511,6 @@ def test_preempted_by_the_scheduler_and_on_its_way_out():
     assert parse_pod(raw, SETTINGS).leaves_at == EPOCH + 5
     pod = pod_of(raw)
     assert (pod.disrupted, pod.deleting, pod.done) == (True, True, False)
-
-
-def test_a_node_shut_down_in_order():
-    words = {"reason": "Terminated", "message": "Pod was terminated in response to imminent node shutdown."}
-    assert worker(phase="Failed", state=terminated(143), **words).disrupted
-
-
-def test_lost_with_its_node():
-    assert worker(phase="Unknown", reason="NodeLost").disrupted
-
-
-@pytest.mark.parametrize("reason", ["ContainerStatusUnknown", "Unknown"])
-def test_a_container_that_went_when_its_node_restarted_did_not_fail(reason):
-    assert worker(phase="Failed", state=terminated(137, reason=reason)).disrupted
 
 
 def test_refused_by_the_kubelet():

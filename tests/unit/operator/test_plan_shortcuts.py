@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sweeps
 from espalier_operator.cluster import free_gpus as buckets
 from espalier_operator.cluster import ledger, topology
 from espalier_operator.cluster.capacity import Capacity
@@ -92,7 +93,7 @@ def plain(patch: pytest.MonkeyPatch) -> None:
 
 
 @given(seed=st.integers(0, 10**6), policy=st.sampled_from(POLICIES))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sweeps.examples(60), deadline=None)
 def test_plans_are_the_same_without_shortcuts(seed: int, policy: Policy) -> None:
     snapshot = crowd(seed, nodes=60, jobs=60)
     with pytest.MonkeyPatch.context() as patch:

@@ -9,6 +9,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sweeps
 from espalier_operator.cluster.capacity import Capacity
 from espalier_operator.cluster.node_index import ZONE_LABEL
 from espalier_operator.model import JobFacts, JobTerms, Node, Rules, Snapshot, Worker, WorkerRole, WorkerState
@@ -112,7 +113,7 @@ def test_extra_workers_come_close_to_their_job() -> None:
 MACHINES = st.tuples(st.integers(0, 4), st.sampled_from((None, "a", "b")), st.sampled_from((None, "1", "2")))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=sweeps.examples(300), deadline=None)
 @given(st.lists(MACHINES, min_size=1, max_size=7), st.sampled_from((1, 2)), st.integers(1, 12), st.booleans())
 def test_fewest_racks_then_fewest_nodes(
     machines: list[tuple[int, str | None, str | None]], gpus: int, workers: int, has_cpus: bool

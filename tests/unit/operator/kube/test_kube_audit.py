@@ -85,9 +85,9 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_oldest_go_when_there_is_no_room(tmp_path: Path) -> None:
-    limit = 40_000
-    for start in range(0, 300, 30):
-        write(AuditLog(tmp_path, limit), *(seen_at(float(start + number), jobs=20) for number in range(30)))
+    limit = 10_000
+    for start in range(0, 100, 10):
+        write(AuditLog(tmp_path, limit), *(seen_at(float(start + number), jobs=20) for number in range(10)))
     kept = sorted(file.name for file in tmp_path.glob("*.json.gz"))
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= limit
     assert kept, "some are there"
@@ -98,17 +98,17 @@ def test_the_oldest_go_when_there_is_no_room(tmp_path: Path) -> None:
 
 def test_the_next_leader_keeps_to_the_limit_with_what_was_written_while_it_waited(tmp_path: Path) -> None:
     """All replicas may write to one claim; each starts before it leads."""
-    limit = 40_000
+    limit = 10_000
     leader, standby = AuditLog(tmp_path, limit), AuditLog(tmp_path, limit)
-    write(leader, *(seen_at(float(second), jobs=20) for second in range(200)))
-    write(standby, *(seen_at(float(second), jobs=20) for second in range(200, 400)))
+    write(leader, *(seen_at(float(second), jobs=20) for second in range(60)))
+    write(standby, *(seen_at(float(second), jobs=20) for second in range(60, 120)))
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= limit
     kept = sorted(file.name for file in tmp_path.glob("*.json.gz"))
-    assert kept[0] > "19700101T000320.000000Z.json.gz", "those of the former leader went first"
+    assert kept[0] > "19700101T000100.000000Z.json.gz", "those of the former leader went first"
 
 
 def test_what_somebody_else_removed_is_no_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log, chunks = AuditLog(tmp_path, 40_000), [range(start, start + 30) for start in range(0, 300, 30)]
+    log, chunks = AuditLog(tmp_path, 10_000), [range(start, start + 10) for start in range(0, 100, 10)]
 
     def remove() -> None:
         for file in tmp_path.glob("*.json.gz"):
@@ -127,8 +127,8 @@ def test_what_somebody_else_removed_is_no_trouble(tmp_path: Path, caplog: pytest
 
     asyncio.run(story())
     assert not caplog.records
-    assert lines(tmp_path)[-1]["at"] == 299.0
-    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 40_000
+    assert lines(tmp_path)[-1]["at"] == 99.0
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 10_000
 
 
 def test_what_cannot_be_written_is_reported_and_the_next_is_written(

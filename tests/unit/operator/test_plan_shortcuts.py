@@ -18,7 +18,7 @@ from espalier_operator.cluster.capacity import Capacity
 from espalier_operator.cluster.free_gpus import FreeGpuIndex, Room, choose
 from espalier_operator.cluster.headroom import ResourceVector
 from espalier_operator.cluster.node_index import NodeIndex, NodePool, ReferencedLabels
-from espalier_operator.model import Node
+from espalier_operator.model import Node, WorkerRole
 from espalier_operator.model.constraints import Amounts, Constraints
 from espalier_operator.planner import plan
 from espalier_operator.planner.starting import FailedPlacements
@@ -29,6 +29,7 @@ from espalier_operator.policies.gandiva import GandivaPolicy
 from espalier_operator.policies.tiresias import LasPolicy
 from espalier_operator.reclaim.extra_workers import ExtraWorker, ExtraWorkers, ReclaimOrder
 from espalier_operator.reclaim.queue import ReclaimQueue
+from espalier_operator.reclaim.victims import lost_seconds
 from operator_world.crowds import NOW, crowd
 
 POLICIES: tuple[Policy, ...] = (FairPolicy(), LasPolicy(thresholds=(20.0, 100.0), promote=2), GandivaPolicy())
@@ -46,19 +47,22 @@ def plain(patch: pytest.MonkeyPatch) -> None:
         self._lent, self._counted = {}, {}
         return by_node(self, keeps)
 
-    def by_rank(self: Any, order: LendingOrder) -> dict[str, ReclaimOrder]:
+    def by_rank(self: Any, order: LendingOrder, now: float) -> dict[str, ReclaimOrder]:
         ranked: dict[str, list[tuple[Rank, ExtraWorker]]] = {}
         for job in self._holders.values():
-            extra_workers = [
-                (order.lending_rank(job, extra_worker.worker.index), extra_worker) for extra_worker in self.of(job.key)
-            ]
+            extra_workers = [(order.lending_rank(job, each.worker.index), each) for each in self.of(job.key)]
             ranked.setdefault(job.gpu_type or "", []).extend(extra_workers)
+
+        def first(pair: tuple[Rank, ExtraWorker]) -> tuple[Rank, float]:
+            """In the order of levels; of those who are spare at one level, who lose least go first."""
+            (*level, _), each = pair
+            lost = lost_seconds(each.job, now, WorkerRole.EXTRA) if order.is_spare(pair[0]) else 0.0
+            return tuple(-part for part in level), lost
+
         for pairs in ranked.values():
             pairs.sort(key=itemgetter(0), reverse=True)
-        return {
-            name: ReclaimOrder(partial(list, [extra_worker for _, extra_worker in pairs]))
-            for name, pairs in ranked.items()
-        }
+            pairs.sort(key=first)
+        return {name: ReclaimOrder(partial(list, [each for _, each in pairs])) for name, pairs in ranked.items()}
 
     def each_group(
         self: FreeGpuIndex, node_pool: NodePool, gpus: int, requests: Amounts, room: Room, workers: int = 1

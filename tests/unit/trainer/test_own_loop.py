@@ -300,7 +300,7 @@ def unfrozen(loop: Any, loss: torch.Tensor, optimizer: torch.optim.Optimizer) ->
             never,
             "before backward(loss) was called for this one; call it once for each batch, instead of loss.backward()",
         ),
-        (added_up, "for gradient accumulation, call it for each batch, or where loop.should_step says so"),
+        (added_up, "for gradient accumulation, call it for each batch, or where loop.should_step is true"),
         (scheduled, "make it before join(model, optimizer, loader, scheduler)"),
     ],
 )

@@ -44,7 +44,7 @@ class BuiltinWorker:
         """`start` is the job's starting network, from which every state is rebuilt."""
         self._data, self._device, self._seed = data, device, seed
         self.hooks = on_reclaim(HookContext(job, data, start, seed, device))
-        """Hooks with this worker's loss for distillation; the leader decides what is tried, and when."""
+        """Hooks with this worker's loss for distillation; the leader decides on trials."""
         method = method_of(job.spec.training, start.module)
         self._context = StepContext(job.spec.training, method, data.train, self.hooks)
         self._start = start

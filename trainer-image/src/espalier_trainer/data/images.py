@@ -65,7 +65,7 @@ class Geometry:
             with Image.open(io.BytesIO(data)) as picture:
                 beyond = _beyond_a_byte(picture)
                 image = picture.convert("L" if self.channels == 1 else "RGB")
-        except Exception as error:  # a damaged file: what Pillow's readers raise has no common class
+        except Exception as error:  # a damaged file: errors of Pillow's readers have no common class
             raise DatasetError(f"{name}: not an image that can be read ({error}); remove or replace it") from error
         if beyond is not None:
             raise DatasetError(

@@ -110,7 +110,7 @@ class Exchange:
     def __init__(
         self, module: nn.Module, group: Group, figures: int, *, weight: float = 1.0, measured: bool = False
     ) -> None:
-        """Multiply this member's gradients by `weight`; with 0 they are ignored, whatever they are.
+        """Multiply this member's gradients by `weight`; with 0 they are ignored, even if not finite.
 
         `figures` numbers are sent with them. With `measured`, their squared norm is computed.
         """
@@ -134,7 +134,7 @@ class Exchange:
     def during_backward(self) -> Iterator[None]:
         """Send buckets as soon as the backward pass in the block has computed them; the last one is kept back.
 
-        Gradients from before are sent with those that the pass adds. The block must not use the group otherwise.
+        Earlier gradients are sent together with the pass's. The block must not use the group otherwise.
         Raises `GroupBrokenError`.
         """
         if len(self._buckets.flat) == 1 or not self._weight:

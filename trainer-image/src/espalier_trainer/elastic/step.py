@@ -46,7 +46,7 @@ class StepPlan:
     measured: bool = False
     """Whether times and norms of gradients are measured in it."""
     follows: bool = False
-    """Whether it tells the other members that another step follows; see `Team.begin_step`."""
+    """Whether it announces another step to the other members; see `Team.begin_step`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +177,7 @@ def joint_step(
 def is_taken(network: Network, loss: Tensor | float) -> bool:
     """Return whether weights are updated along the gradient of this loss.
 
-    They are not where it is not finite and steps are computed in another way than the module's code says: the module
-    will compute the step again.
+    They are not where it is not finite and the steps have an execution: the module will compute the step again.
     """
     return network.execution is None or math.isfinite(loss.detach() if isinstance(loss, Tensor) else loss)
 

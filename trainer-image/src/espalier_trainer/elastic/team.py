@@ -23,7 +23,7 @@ class Team(Generations):
     """The members that train together. Used by the training loop only; not thread-safe."""
 
     _next: StepPlace | None = None
-    """Step after the current one, if the current one tells all members that it follows."""
+    """Step after the current one, if the current one announces it to all members."""
 
     @property
     def announced(self) -> bool:
@@ -32,7 +32,7 @@ class Team(Generations):
 
     @property
     def announces(self) -> bool:
-        """Whether the current step tells the members that another one follows."""
+        """Whether the current step announces another one to the members."""
         return self._next is not None
 
     @property

@@ -1,4 +1,4 @@
-"""Growth points of a model, their sizes, and refusals elsewhere: what `espalier points` prints."""
+"""Growth points of a model, their sizes, and refusals elsewhere: the output of `espalier points`."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         if trainer.ckpt_path is not None:
             raise OwnLoopError(
                 f"fit(ckpt_path={trainer.ckpt_path!r}): the job resumes from its own checkpoints, which also hold "
-                "what has grown; leave it out"
+                "growth; leave it out"
             )
         if not pl_module.automatic_optimization:
             raise OwnLoopError("automatic_optimization=False: the steps of a job are Lightning's own; leave it True")

@@ -101,7 +101,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         if resume_from_checkpoint:
             raise OwnLoopError(
                 f"train(resume_from_checkpoint={resume_from_checkpoint!r}): the job resumes from its own checkpoints, "
-                "which also hold what has grown; call train()"
+                "which also hold growth; call train()"
             )
         return super().train(None, *given, **named)
 

@@ -75,8 +75,7 @@ def untrainable(model: nn.Module) -> str:
     if not parameters:
         return "the model has no parameters, so there is nothing to train"
     return (
-        f"all {len(parameters)} parameters of the model are frozen (requires_grad is False); unfreeze those that are "
-        "to be trained"
+        f"all {len(parameters)} parameters of the model are frozen (requires_grad is False); unfreeze the ones to train"
     )
 
 

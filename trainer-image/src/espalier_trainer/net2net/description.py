@@ -39,7 +39,7 @@ def describe(
     Growing the model and growing its description commute:
     `describe(deepen(model, p, x, i), x, i) == deepened(describe(model, x, i), p)`, and likewise for every operation.
     After blocks were added, this needs `before`: without it, the reach of a growth point is measured again.
-    `insertion` determines what the next growth would add. The layers are those of the model now, grown or not.
+    `insertion` is the kind of the next growth. The layers are those of the model now, grown or not.
 
     A model whose execution depends on tensor values is described as it ran on the example, in call order. It has growth
     points only at its marks, and nothing to widen. Raises `GrowthError` where the model cannot be run on the example,

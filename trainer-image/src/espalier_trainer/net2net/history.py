@@ -171,7 +171,7 @@ def replay(model: nn.Module, history: Iterable[GrowthStep], example_input: Examp
 
 
 def check_equal(model: nn.Module, wanted: Architecture, example_input: ExampleInput) -> None:
-    """Raise `GrowthError` where layers or edges differ. What the next growth would insert is not compared."""
+    """Raise `GrowthError` where layers or edges differ. The next growth's insertions are not compared."""
     found = trace(model, example_input).layers()
     for ours, theirs in zip(found, wanted.layers, strict=False):
         if ours != theirs:

@@ -114,7 +114,7 @@ class RunMeter:
             with watch:
                 norms = self._successive.look(network.module, joint.examples, joint.scale)
         except torch.OutOfMemoryError:
-            logger.info("the gradient noise is no longer measured: there is not enough memory for it")
+            logger.info("the gradient noise is no longer measured: not enough memory")
             self._successive.forget()
             self._off = True
             return

@@ -137,7 +137,7 @@ class Run:
         For a stream, `batches` is a function that returns, before each step, a lower bound of their number.
 
         A step that `stepped` does not count is repeated. `rate` returns the learning rate of a step of one batch.
-        `at_boundary` tells that no time has passed since `epochs` yielded. `moment` returns the position in the budget
+        `at_boundary`: no time has passed since `epochs` yielded. `moment` returns the position in the budget
         that other workers receive; None for the current one. Raises the same errors as `epochs`.
         """
         while self.progress.cursor < (known := batches() if callable(batches) else batches):

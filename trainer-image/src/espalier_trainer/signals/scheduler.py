@@ -85,7 +85,7 @@ class AllocationFileSource:
             document = read_document(self.path, AllocationDocument)
             self._seen = seen
         except FileNotFoundError:
-            self._complain(f"{self.path}: there is no such file; a scheduler should have written it")
+            self._complain(f"{self.path}: no such file; a scheduler must write it")
             return
         except DocumentError as error:
             self._seen = seen

@@ -1,7 +1,7 @@
 """Executions: alternative computations of a network's steps, and comparisons of their speed.
 
-An execution is found by an installed package. It shares the module's parameters, buffers and layers. The module is what
-growth, checkpoints, exchanges and evaluation use. The package is found by the entry point `rewrites` of the group
+An execution is found by an installed package. It shares the module's parameters, buffers and layers. Growth,
+checkpoints, exchanges and evaluation use the module. The package is found by the entry point `rewrites` of the group
 `espalier.executions`; none is needed. To compare two executions, their steps are measured in turn, so that any slowdown
 of the machine slows both.
 """

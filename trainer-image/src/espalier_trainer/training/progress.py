@@ -180,7 +180,7 @@ def sentence(error: BaseException) -> str:
 
 
 def ending_of(error: BaseException, *, stepped: bool) -> Ending:
-    """Return how a run ends by an exception; `stepped` tells whether this process had taken a step before.
+    """Return the ending of a run by an exception; `stepped`: this process had taken a step before.
 
     The reason is `TrainerFailed` where starting the same job again may succeed: for any error after a step, and for an
     error of the environment before. Any other error would be repeated: the author of the job has to act.

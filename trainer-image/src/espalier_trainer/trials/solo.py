@@ -194,7 +194,7 @@ class SoloTrial(ABC):
     def _trained(
         self, stands: _Stands, rate: _Fall, order: TrialOrder, until: float, stop: Callable[[], bool]
     ) -> Generator[StepRequest, None, int]:
-        """Train until `until` from the position `stands`; return the number of steps taken."""
+        """Train from the position `stands` until the time `until`; return the number of steps taken."""
         taken = 0
         self._state.network.module.train()
         while (now := self._clock()) < until and not stop():

@@ -269,7 +269,7 @@ class UserLeader(JobLoop):
         elif ending is not None:
             run.finish(ending)
         else:
-            run.finish(Ending(TrainerPhase.FAILED, Reason.TRAINER_FAILED))  # its exit code and its log tell more
+            run.finish(Ending(TrainerPhase.FAILED, Reason.TRAINER_FAILED))  # its exit code and log have the details
         self._closing.close()
 
 

@@ -210,7 +210,7 @@ class UserStep:
         if self.joint is None or not taken:
             raise OwnLoopError(
                 "optimizer.step() was not called after backward(loss); for gradient accumulation, call it for each "
-                "batch, or where loop.should_step says so, and give join the number of batches: join(..., "
+                "batch, or where loop.should_step is true, and give join the number of batches: join(..., "
                 "accumulate=N); a GradScaler, which skips steps, must also be given to join"
             )
         return self.joint

@@ -80,7 +80,7 @@ class UserState:
         return device_of(self.model)
 
     def may_grow(self, example: ExampleInput, insertion: Insertion, operations: Sequence[str]) -> str:
-        """Keep a copy of the starting model, which growth needs; return what the model cannot do, '' if nothing."""
+        """Keep a copy of the starting model, which growth needs; return the growth that it does not support, or ''."""
         self.carried.require_growable()
         architecture, problem = starting_architecture(self.model, example, insertion, operations)
         if architecture is not None and offered(architecture):

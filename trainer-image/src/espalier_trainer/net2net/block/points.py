@@ -272,8 +272,7 @@ def _place(
     if last[0].norms and not whole:
         norm = last[0].norms[0]
         raise NotClosedError(
-            f"what it is given passes the norm {norm!r} on the way to its output (post-norm), so no new block returns "
-            "it unchanged",
+            f"its input passes the norm {norm!r} on the way to its output (post-norm), so no new block is exact",
             "put the norm before the branch (pre-norm, `norm_first=True`), or allow `insertion: Scaled`",
             is_block=True,
         )

@@ -136,7 +136,7 @@ class _Walk:
                 raise self._no_sum(output)
             read = given[0]
             if not branches:
-                raise NotClosedError("nothing is added to what it was given", "let it add a branch: `x + f(x)`")
+                raise NotClosedError("nothing is added to its input", "let it add a branch: `x + f(x)`")
             ways = [self._zero(branch, frozenset()) for branch in branches]
             for branch, found in zip(branches, ways, strict=True):
                 if not found and self._is_frozen(branch):
@@ -188,7 +188,7 @@ class _Walk:
         return NotClosedError(
             f"its output ({output.operator} {output.name!r}, shape {output.shape}) is not a sum of its input "
             f"({given}) and branches, so it is not residual",
-            "add what the block is given to its output: `return x + f(x)`, in one shape",
+            "add the block's input to its output: `return x + f(x)`, in one shape",
         )
 
     def _zero(self, operation: Operation, seen: frozenset[str]) -> list[frozenset[str]]:
@@ -209,7 +209,7 @@ class _Walk:
         if operation.operator in _PRODUCTS:
             direct = [self._zero(one, seen) for one in reads if self._is_weight(one)]
             others = [self._zero(one, seen) for one in reads if not self._is_weight(one)]
-            # A bias next to the weight is no factor: `F.linear(x, weight, bias)`.
+            # A bias next to the weight is not a factor: `F.linear(x, weight, bias)`.
             together = [_joined(direct)] if operation.operator in ("Linear", *LAYERS) and len(direct) > 1 else direct
             return [choice for found in (*together, *others) for choice in found][:_CHOICES]
         return self._first(reads, seen)

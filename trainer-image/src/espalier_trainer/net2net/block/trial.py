@@ -61,7 +61,7 @@ def misfits(
 def check_layers(
     grown: nn.Module, before: Traces, example_input: ExampleInput, places: Iterable[BlockPlace], *, whole: bool
 ) -> None:
-    """Raise `MisfitError` unless `grown` runs as the description of `before`, grown at these places, says."""
+    """Raise `MisfitError` unless `grown` runs the layers in the description of `before`, grown at these places."""
     points = tuple(block_point(place, whole=whole) for place in places)
     wanted = Architecture(layers=before.training.layers(), outputs=before.training.outputs, blocks=points)
     for point in points:
@@ -83,7 +83,7 @@ def check_layers(
 
 
 def _off(what: str) -> MisfitError:
-    loop = "let it run all blocks of the list in a loop, each on what the one before returned"
+    loop = "let it run all blocks of the list in a loop, each on the output of the one before"
     return MisfitError(RefusalReason(f"the model's forward {what}", loop, ""))
 
 

@@ -1,4 +1,4 @@
-"""Gradual growth of a run of blocks: two copies that first compute what the run did, and unfold to a run twice as long.
+"""Gradual growth of a run of blocks: two copies that first compute the same, and unfold to a run twice as long.
 
 Let h be the run's input, B₁ and B₂ its copies, and g the *gate*, which training moves from 0 to 1:
 
@@ -84,9 +84,8 @@ class Unfolding(nn.Module):
         if torch._C._current_graph_task_id() != -1:
             raise GrowthError(
                 f"the run of blocks {next(iter(self.closing))!r} unfolds, and gradient checkpointing around the calls "
-                "of its blocks computes each again by itself, without what the run was given; use another "
-                "`insertion` than Unfold, or a checkpoint around the forward of each block alone, as "
-                "training.gradientCheckpointing makes it"
+                "of its blocks recomputes each on its own, without the run's input; use another `insertion` than "
+                "Unfold, or a checkpoint around the forward of each block, as training.gradientCheckpointing does"
             )
 
 

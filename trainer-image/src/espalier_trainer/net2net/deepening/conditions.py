@@ -96,7 +96,7 @@ def tied_weights(model: nn.Module) -> dict[str, str]:
 
 
 def within(path: str, module: str) -> bool:
-    """Return whether `path` is the module or lies in it."""
+    """Return whether `path` is the module's or inside it."""
     return not module or path == module or path.startswith(f"{module}.")
 
 
@@ -166,7 +166,7 @@ _STAND_INS: Mapping[str, Mapping[str, AttributeValue]] = {
     "SiLU": {},
     "GELU": {"approximate": "none"},
 }
-"""Activations of torch inserted, added to the identity, where a model has its own: exact whatever its own is."""
+"""Activations of torch inserted, added to the identity, where a model has its own: exact for any activation."""
 
 
 def own_layers(modules: Mapping[str, nn.Module], graph: Graph) -> dict[str, Operation]:

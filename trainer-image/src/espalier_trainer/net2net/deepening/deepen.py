@@ -86,7 +86,7 @@ def deepen_in_place(
     *,
     pointwise: bool | None = None,
 ) -> None:
-    """Do what `deepen` does, but to `model` itself; after a `GrowthError` the model may hold an incomplete block."""
+    """Deepen `model` itself, as `deepen` does a copy; after a `GrowthError` it may hold an incomplete block."""
     both = traces(model, example_input)
     with both.answering():
         _deepen(model, both, point_id, example_input, insertion, pointwise)

@@ -172,7 +172,7 @@ def executes(graph: Graph, place: InsertionPoint) -> bool:
 
 
 def _a_part(evaluation: Graph, training: Graph) -> bool:
-    """Return whether the model executes in eval mode a part of what it executes in train mode, and nothing else."""
+    """Return whether the operations of eval mode are a subset of those of train mode."""
     return all(training.operations.get(name) == one for name, one in evaluation.operations.items())
 
 
@@ -225,7 +225,7 @@ def _type_of(model: nn.Module) -> torch.dtype:
 def _problems(
     model: nn.Module, start: Callable[[nn.Module], nn.Module], modes: Sequence[bool], example_input: ExampleInput
 ) -> Callable[[Sequence[InsertionPoint]], str | None] | None:
-    """Return a check of what the insertions at given places would look at; None where that cannot be measured."""
+    """Return a check of the entries that insertions would read; None where the dependences cannot be measured."""
     # The user's forward may raise anything on random values, or in float64: then there is nothing to compare.
     try:
         with undisturbed(model):

@@ -223,7 +223,7 @@ class Answering(TorchFunctionMode):
 
     @classmethod
     def of(cls, answers: Mapping[ValueReading, Any]) -> AbstractContextManager[object]:
-        """Return the context; one that does nothing where there are no answers."""
+        """Return the context; a null context where there are no answers."""
         return cls(answers) if answers else nullcontext()
 
     def __enter__(self) -> Self:

@@ -107,7 +107,7 @@ class Recorder(TorchFunctionMode):
         self._outputs = tuple(dict.fromkeys(self._read(result)))
 
     def graph(self, *, real: bool) -> Graph:
-        """Return the recorded graph; `real` tells a run on real data from one on meta tensors."""
+        """Return the recorded graph; `real` is False for a run on meta tensors."""
         return Graph(
             operations=without_looks(self._operations, self._looked_at, self._outputs),
             outputs=self._outputs,

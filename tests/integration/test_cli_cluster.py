@@ -279,7 +279,7 @@ def test_explain_for_who_may_see_one_namespace_only(world: World, tmp_path: Path
     shown = espalier(person, "explain", "lucky")
     assert shown.exit_code == 0, shown.stderr
     assert "acknowledged by its leader." in shown.stdout
-    assert "The cluster's GPUs could not be looked at: you need the right to list " in shown.stdout
+    assert "The cluster's GPUs could not be read: you need the right to list " in shown.stdout
     assert espalier(person, "list").exit_code == 0
 
 

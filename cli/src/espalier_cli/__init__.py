@@ -1,1 +1,1 @@
-"""The one command of Espalier."""
+"""The command line of Espalier."""

@@ -1,4 +1,4 @@
-"""`espalier agent`: the agent's own commands, and those that other packages add."""
+"""`espalier agent`: the agent's own commands, and commands that other packages add."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from espalier_operator.local.files import HISTORY_FILE, RESULT_FILE
 
 
 def read_run(folder: Path, label: str | None = None) -> Curve:
-    """Read a run's folder; `DocumentError` says what is missing and how to get it."""
+    """Read a run's folder; `DocumentError` names the missing file and the command that makes it."""
     try:
         result = read_result(folder / RESULT_FILE)
         events = read_history(folder / HISTORY_FILE)
@@ -29,7 +29,7 @@ def read_run(folder: Path, label: str | None = None) -> Curve:
 
 
 def table_of(curves: list[Curve], width: int) -> RenderableType:
-    """Return a table with a column a run, or a list a run where `width` characters are too few."""
+    """Return a table with one column per run, or a list per run if `width` characters are too few."""
     measures = {curve.result.score.by.title for curve in curves if curve.result.score is not None}
     score = "test score" if len(measures) > 1 else f"test {next(iter(measures), 'accuracy')}"
     names, runs = ("", score, *_ROWS), [(curve.label, *_column(curve.result)) for curve in curves]
@@ -65,7 +65,7 @@ def _column(result: RunResult) -> tuple[str, ...]:
 
 
 def verdict(curves: list[Curve]) -> str:
-    """Say in a sentence what two runs show, and what they do not."""
+    """Return a sentence on the difference between two runs, and its limits."""
     first, second = curves[0].result, curves[-1].result
     ours, theirs = second.score, first.score
     if ours is None or theirs is None:
@@ -91,7 +91,7 @@ def verdict(curves: list[Curve]) -> str:
 
 
 def _has(score: Score, ahead: float, amount: str) -> str:
-    """Say how the second run stands: with more or less of what is better when it is higher, or the other way round."""
+    """Describe the second run's lead: more or less of the measure, and whether that is better."""
     more = ahead > 0 if score.by.higher_is_better else ahead < 0
     word = ("more" if more else "less") if ahead else "neither more nor less"
     better = "" if score.by.higher_is_better or not ahead else f", which is {'better' if ahead > 0 else 'worse'},"

@@ -29,19 +29,19 @@ _COMMAND: Final = (sys.executable, "-m", "espalier_trainer.launch.checking")
 
 @dataclass
 class Checked:
-    """What a check came to."""
+    """The result of a check."""
 
     found: list[str] = field(default_factory=list)
     problem: str = ""
-    """Why the job cannot run; '' if everything that was tried went well."""
+    """The reason why the job cannot run; '' if all attempts succeeded."""
 
 
 def check_deep(
     job: AdaptiveTrainingJob, time_limit: float, tell: Callable[[str], None], command: tuple[str, ...] = _COMMAND
 ) -> Checked:
-    """Try the job for at most `time_limit` seconds of wall time; `tell` gets everything that is found, as it is found.
+    """Try the job for at most `time_limit` seconds of wall time; `tell` receives each finding at once.
 
-    What the job's code prints goes to stderr.
+    Output of the job's code goes to stderr.
     """
     if job.spec.has_own_command:
         tell(OWN_COMMAND)
@@ -50,7 +50,7 @@ def check_deep(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.json"
         path.write_text(json.dumps(job.to_json()), encoding="utf-8")
-        # A separate session: workers of a DataLoader end with it.
+        # A separate session: it ends workers of a DataLoader with the process.
         child = subprocess.Popen([*command, str(path)], stdout=subprocess.PIPE, text=True, start_new_session=True)
         late = threading.Event()
 
@@ -79,7 +79,7 @@ def check_deep(
 
 
 def _follow(lines: IO[str] | None, checked: Checked, tell: Callable[[str], None]) -> tuple[str, bool]:
-    """Read what the process says; returns the stage that it was in, and whether it came to an end by itself."""
+    """Read the messages of the process; return its last stage, and whether it ended by itself."""
     stage = "importing torch"
     for line in lines or ():
         message = json.loads(line)

@@ -1,4 +1,4 @@
-"""What a person sees during a run: a live table on a terminal, plain lines elsewhere, both on stderr."""
+"""The display of a run for people: a live table on a terminal, plain lines elsewhere, both on stderr."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from espalier_core.types.events import (
 from espalier_core.types.task import Score
 
 _WITH_BARS = 110
-"""Columns of a terminal; with fewer, figures are worth more than bars."""
+"""Minimum terminal width, in columns, for bars; on a narrower one, figures matter more."""
 PLAIN_PROGRESS_EVERY = 0.1
 """Share of the time budget between two plain progress lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """What is shown of one job."""
+    """The displayed state of one job."""
 
     name: str
     budget_seconds: float
@@ -46,7 +46,7 @@ class JobRow:
     gpus: int = 0
     decision: str = ""
     progress: str = ""
-    """Of a program."""
+    """Progress of a program."""
 
     @property
     def used_share(self) -> float:
@@ -103,10 +103,10 @@ class Display:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def show(self, job: str, event: AnyEvent) -> None:
-        """Take in an event of `job` (its key)."""
+        """Apply an event of `job` (its key)."""
         self.rows[job] = updated(self.rows[job], event)
         if line := line_for(event):
             self.print(self.rows[job], line)
@@ -116,11 +116,11 @@ class Display:
         raise NotImplementedError
 
     def tick(self, used_seconds: dict[str, float]) -> None:
-        """Take in the budget seconds that each job has used by now."""
+        """Update the budget seconds that each job has used."""
 
 
 class PlainDisplay(Display):
-    """One line an event that matters, and one a tenth of the budget."""
+    """Prints one line per important event, and one per tenth of the budget."""
 
     def __init__(self, jobs: Iterable[JobRow], console: Console) -> None:
         super().__init__(jobs, console)
@@ -138,8 +138,8 @@ class PlainDisplay(Display):
             self.print(row, row.progress)
 
     def print(self, row: JobRow, line: str) -> None:
-        """Print it with the budget that is left."""
-        # A message may have brackets, which are no markup.
+        """Print the line with the remaining budget."""
+        # A message may contain brackets, which are not markup.
         self._console.print(f"{moment_of(row)}  {line}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -151,7 +151,7 @@ class LiveDisplay(Display):
         self._live = Live(get_renderable=self._table, console=console, refresh_per_second=8, transient=False)
 
     def __enter__(self) -> Self:
-        # Drawn before any line is printed: a line printed meanwhile would not know that there is a table to replace.
+        # Draw it before any line is printed: a line printed earlier would not replace the table.
         self._live.start(refresh=True)
         return self
 
@@ -159,7 +159,7 @@ class LiveDisplay(Display):
         self._live.stop()
 
     def print(self, row: JobRow, line: str) -> None:
-        """Print it above the table, with the budget that is left; what is too long continues under its beginning."""
+        """Print the line above the table, with the remaining budget; a long line is wrapped under its beginning."""
         both = Table.grid(padding=(0, 2, 0, 0))
         both.add_row(Text(moment_of(row), style="dim"), Text(line))
         self._console.print(both, highlight=False)
@@ -174,7 +174,7 @@ class LiveDisplay(Display):
 
 
 def progress_table(rows: Iterable[JobRow], width: int) -> Group:
-    """Return a live table of jobs, their time budgets as bars where `width` characters have room for them."""
+    """Return a live table of jobs, with bars for their time budgets if `width` has room for them."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     rows, bars = tuple(rows), width >= _WITH_BARS
     names = ["job", "phase", *(["time budget"] if bars else []), "left"]

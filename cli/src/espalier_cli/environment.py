@@ -1,4 +1,4 @@
-"""`espalier doctor` and `espalier completion`: the command on this machine."""
+"""`espalier doctor` and `espalier completion`: the installation on this machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def doctor(as_json: bool) -> None:
 
 
 def report() -> dict[str, Any]:
-    """Return what is here in plain JSON types. Nothing is asked of a cluster."""
+    """Return the versions, devices and cluster in plain JSON types. No request is sent to a cluster."""
     return {
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": platform.platform(),
@@ -84,7 +84,7 @@ def completion(shell: str) -> None:
 
 
 def complete_for_kubectl() -> None:
-    """Print, for kubectl, the words that the last one of this process's may become."""
+    """Print the completions of the last word of this process's arguments, for kubectl."""
     from espalier_cli.main import cli
 
     *before, last = sys.argv[1:] or [""]
@@ -92,4 +92,4 @@ def complete_for_kubectl() -> None:
     for item in found:
         if item.type == "plain":
             print(item.value, item.help or "", sep="\t")
-    print(":0" if any(item.type != "plain" for item in found) else ":4")  # with or without files, as cobra says it
+    print(":0" if any(item.type != "plain" for item in found) else ":4")  # with or without file names, in cobra's code

@@ -11,10 +11,10 @@ INSTALL: Final = "pip install 'espalier-cli[train]' installs what trains models"
 
 
 class InputError(CommandError):
-    """What the person gave cannot be used."""
+    """The person's input cannot be used."""
 
 
 def check_trainer(command: str) -> None:
-    """Raise `NotInstalledError` where the trainer is not installed."""
+    """Raise `NotInstalledError` if the trainer is not installed."""
     if find_spec("espalier_trainer") is None:
         raise NotInstalledError(command, "espalier_trainer", INSTALL)

@@ -1,4 +1,4 @@
-"""`espalier`: the one command a person types. stdout is data, stderr is progress and logs."""
+"""`espalier`: the command that people type. stdout is data, stderr is progress and logs."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def validate(files: tuple[Path, ...], deep: bool, time_limit: float, as_json: bo
 
 
 def _tried(path: Path, time_limit: float) -> list[Problem]:
-    """Return why jobs of a valid file do not run when they are tried; tell what is found meanwhile."""
+    """Return why jobs of a valid file fail when they are tried; print findings meanwhile."""
     from espalier_cli.deep import check_deep
 
     check_trainer("validate --deep")

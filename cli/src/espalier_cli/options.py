@@ -1,7 +1,7 @@
-"""Options that several commands share: a file for a picture, and a scheduling policy with its settings.
+"""Options shared by several commands: a file for a picture, and a scheduling policy with its settings.
 
-The file is checked before a command begins, since some train for hours. A command draws last, after it has printed
-its results: a disk can still be full.
+The file is checked before a command begins, since some train for hours. A command draws last, after it has printed its
+results: a disk can still be full.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import click
 from espalier_cli.errors import InputError
 
 PICTURES: Final = (".png", ".svg")
-"""Suffixes of the formats that are drawn."""
+"""Suffixes of the supported formats."""
 
 
 def picture_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -41,7 +41,7 @@ def _drawable(context: click.Context, parameter: click.Parameter, path: Path | N
 
 @contextmanager
 def drawing(path: Path) -> Iterator[None]:
-    """Draw to `path` inside; raises `InputError` where it cannot be written."""
+    """Draw to `path` inside; raise `InputError` if it cannot be written."""
     try:
         yield
     except OSError as error:
@@ -70,7 +70,7 @@ def _policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 def _known(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     from espalier_operator.policies.settings import configured  # takes long to import
 
-    # Not a `click.Choice`: it would look through all installed packages at every start of the command.
+    # Not a `click.Choice`, which would search all installed packages at every start of the command.
     if value is not None:
         try:
             configured(value)

@@ -1,6 +1,6 @@
 """`training.png`: score and loss over budget time, with marks where GPUs came and went and the model grew.
 
-Where growths were tried, the loss of each arm stands at the end of the trial, which is shaded.
+Trials of growths are shaded, with the loss of each arm at their end.
 
 The marks' labels are in a separate strip above the curves; growths too close for a label each share one.
 """
@@ -39,16 +39,16 @@ mpl.use("Agg")
 GREEN, GREY, BROWN, BLUE = "#2e7d32", "#757575", "#8d4b1f", "#1565c0"
 
 _COLOURS: Final = (GREY, GREEN, BLUE, BROWN)
-"""Of the runs of a comparison, in order."""
+"""Colours of the runs of a comparison, in order."""
 _STYLES: Final = ("-", "--", ":", "-.")
-"""Of its lines: the next one where all colours are used up."""
+"""Line styles of a comparison: the next one when all colours are used up."""
 
 _STRIP_INCHES: Final = 1.15
 """Height of the strip of labels."""
 _LABEL_WIDTH: Final = 0.02
-"""The part of the time axis that a label needs, which is written upwards in 7 points."""
+"""Part of the time axis that a label needs, which is written upwards in 7 points."""
 _LABEL_LENGTH: Final = 22
-"""Characters that the strip has room for."""
+"""Maximum length of a label, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A text at a time of the budget."""
+    """A text at a budget time."""
 
     at: float
     text: str
@@ -70,10 +70,10 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Growths that extra workers tried."""
+    """Growths tried by extra workers."""
 
     began: float
-    """Of the budget."""
+    """Budget time of the start, in seconds."""
     ended: float
     arms: tuple[tuple[str, float], ...]
     """Actions with their validation losses."""
@@ -82,8 +82,8 @@ class Trial:
 def labels_of(events: Iterable[AnyEvent], end: float) -> tuple[Label, ...]:
     """Return the labels of growths and of faster computations on an axis from 0 to `end` seconds.
 
-    They are so far apart that none covers another. Those that are closer share the label of the first: `3x
-    Deepen(block0)`, or `Deepen(a) +2` if they differ.
+    Labels do not overlap: events too close to each other share the label of the first: `3x Deepen(block0)`, or
+    `Deepen(a) +2` if they differ.
     """
     groups: list[list[tuple[float, str]]] = []
     for event in events:
@@ -226,7 +226,7 @@ def _draw_gpus(axes: Axes, curve: Curve) -> None:
 
 
 def _batch_sizes(curve: Curve) -> tuple[list[float], list[int]]:
-    """Return (seconds, sizes) from the first change of the batch size on; empty where it never changed."""
+    """Return (seconds, sizes) from the first change of the batch size on; empty if it never changed."""
     changes = [event for event in curve.events if isinstance(event, BatchSizeChanged)]
     if not changes:
         return [], []
@@ -236,7 +236,7 @@ def _batch_sizes(curve: Curve) -> tuple[list[float], list[int]]:
 
 
 def trials_of(events: Iterable[AnyEvent]) -> tuple[Trial, ...]:
-    """Return the trials that were decided, with the arms that were finished."""
+    """Return the decided trials, with their finished arms."""
     return tuple(
         Trial(
             event.adaptation.used_seconds,
@@ -281,7 +281,7 @@ _MARKS: Final = {
 
 
 def _mark(every: Sequence[Axes], events: Iterable[AnyEvent]) -> list[Line2D]:
-    """Draw lines where something changed; return one of each kind, for a legend."""
+    """Draw lines at changes; return one of each kind, for a legend."""
     found: set[str] = set()
     for event in events:
         if kind := _kind(event):
@@ -300,7 +300,7 @@ def _kind(event: AnyEvent) -> str:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """Write the figure whole or not at all."""
+    """Write the figure completely or not at all."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:] or "png", dpi=120)
     write_bytes_atomically(path, drawn.getvalue())

@@ -54,7 +54,7 @@ def points(model_path: str, options: str, example_path: str | None, pairs: int, 
     except json.JSONDecodeError as error:
         raise InputError(f"--options: {options!r} is not JSON ({error.msg})") from error
     if not isinstance(given, dict):
-        raise InputError(f"--options: {options!r} is no JSON object; give names and values")
+        raise InputError(f"--options: {options!r} is not a JSON object; give names and values")
     try:
         model = call_entrypoint(
             load_entrypoint(model_path, "--model", ModelError), model_path, "--model", given, ModelError

@@ -1,4 +1,4 @@
-"""`espalier run`: jobs on this machine, their GPUs coming and going, their models growing."""
+"""`espalier run`: jobs on this machine, with GPUs that come and go, and models that grow."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _SECONDS = re.compile(r"\d+(?:\.\d+)?\Z", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a run ended."""
+    """The end of a run."""
 
     results: Mapping[str, RunResult]
-    """By job name."""
+    """Results by job name."""
     interrupted: bool
 
 
 def with_changes(
     job: AdaptiveTrainingJob, *, time_budget: float | None, adaptation: str | None, seed: int | None
 ) -> AdaptiveTrainingJob:
-    """Return the job with what the command line says differently; `ValidationError` where that is not allowed."""
+    """Return the job with the overrides of the command line; raise `ValidationError` if they are not allowed."""
     return with_spec(job, timeBudgetSeconds=time_budget, adaptation={"mode": adaptation}, training={"seed": seed})
 
 
@@ -62,21 +62,21 @@ def default_directory(jobs: Sequence[AdaptiveTrainingJob], now: datetime) -> Pat
 
 
 def folder_of(directory: Path, job: str, jobs: Sequence[AdaptiveTrainingJob]) -> Path:
-    """Return where a job's files lie: in `directory` itself when it is the only one."""
+    """Return the folder of a job's files: `directory` itself if it is the only job."""
     return directory if len(jobs) == 1 else directory / job
 
 
 def clear(directory: Path, jobs: Sequence[AdaptiveTrainingJob]) -> None:
-    """Remove what an earlier run of these jobs left in `directory`, and nothing else.
+    """Remove the files that an earlier run of these jobs left in `directory`, and nothing else.
 
-    `LocalRunError` where another run uses it, or where no run has written what would be removed.
+    Raise `LocalRunError` if another run uses it, or if no run has written those files.
     """
     folders = {directory, *(folder_of(directory, job.metadata.name, jobs) for job in jobs)}
     require_own(directory, folders)
-    if not os.path.isdir(directory):  # a name that is too long is an error of the run
+    if not os.path.isdir(directory):  # the run reports a name that is too long
         return
     with run_lock(directory):
-        asyncio.run(end_orphans(folders, STOP_WALL_SECONDS))  # they would write once more
+        asyncio.run(end_orphans(folders, STOP_WALL_SECONDS))  # otherwise they would write once more
         for folder in folders:
             for name in files.FILES:
                 (folder / name).unlink(missing_ok=True)
@@ -88,11 +88,11 @@ def run_jobs(
 ) -> Finished:
     """Run the jobs to their ends, or until a signal asks to stop or the terminal is gone.
 
-    Write each job's `result.json` and `training.png`. `DocumentError` where an earlier run's history is damaged.
+    Write each job's `result.json` and `training.png`. Raise `DocumentError` if an earlier run's history is damaged.
     """
     views = [JobRow(job.metadata.name, job.spec.time_budget_seconds) for job in jobs]
     stopped, no_agent = False, settings.agent_command is None and settings.agent_url is None
-    for job in jobs:  # now, not when the budget is used up
+    for job in jobs:  # fail now, not when the budget is used up
         _history(folder_of(settings.directory, job.metadata.name, jobs))
     names = [job.metadata.name for job in jobs]
     logs = [f"{name}: prints into {folder_of(settings.directory, name, jobs) / files.TRAINER_LOG}" for name in names]
@@ -119,7 +119,7 @@ def run_jobs(
                 if isinstance(event, Warned) and job in prints:
                     prints[job].skip(f"{event.reason}: {event.message}")
                     if event.reason == Reason.AGENT_UNAVAILABLE and no_agent:
-                        return  # it was asked for
+                        return  # the user asked for it
                 if line_for(event) or isinstance(event, EpochFinished):
                     silences.heard(job)
                 display.show(job, event)
@@ -147,16 +147,16 @@ def run_jobs(
     results = {}
     for job in jobs:
         name = job.metadata.name
-        # Who interrupts a run wants it to end: the picture is drawn when it is complete.
+        # An interrupted run must end quickly: the picture is drawn when it is complete.
         folder = folder_of(settings.directory, name, jobs)
         results[name] = write_results(folder, job, outcomes[name], draw=not stopped)
     return Finished(results, interrupted=stopped and any(result.phase == "Stopped" for result in results.values()))
 
 
 def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome, *, draw: bool) -> RunResult:
-    """Write `result.json`, and with `draw` and something to draw `training.png`; return the result.
+    """Write `result.json`, and with `draw` also `training.png` if there is anything to draw; return the result.
 
-    A full disk is only a warning: the terminal shows the result of the run anyway.
+    A full disk causes only a warning: the terminal shows the result of the run anyway.
     """
     events = _history(folder)
     over = outcome.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
@@ -185,13 +185,13 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
 
 
 def _history(folder: Path) -> tuple[AnyEvent, ...]:
-    """Return what has happened to the job of `folder`; `DocumentError` where that cannot be read."""
+    """Return the past events of the job of `folder`; raise `DocumentError` if they cannot be read."""
     path = folder / files.HISTORY_FILE
-    return read_history(path) if os.path.exists(path) else ()  # a name that is too long is an error of the run
+    return read_history(path) if os.path.exists(path) else ()  # the run reports a name that is too long
 
 
 def resume_command(directory: Path) -> str:
-    """Return the command that takes an interrupted run up again: the same, without `--restart`."""
+    """Return the command that resumes an interrupted run: the same one, without `--restart`."""
     words = [word for word in _command() if word != "--restart"]
     if not any(word == "--output" or word.startswith("--output=") for word in words):
         words += ["--output", str(directory)]
@@ -199,7 +199,7 @@ def resume_command(directory: Path) -> str:
 
 
 def _command() -> list[str]:
-    """Return the words of this process's command; by name where the name finds it."""
+    """Return the arguments of this process's command, with its short name if the PATH finds it."""
     name = Path(sys.argv[0]).name
     if name == "__main__.py":
         return [sys.executable, "-m", "espalier_cli", *sys.argv[1:]]
@@ -209,7 +209,7 @@ def _command() -> list[str]:
 
 
 class TimelineError(ValueError):
-    """A moment or a change of GPUs cannot be read. The message names it and what is allowed."""
+    """A moment or a change of GPUs is invalid. The message names it and the allowed forms."""
 
 
 def parse_moment(text: str, budget_seconds: float) -> float:
@@ -224,21 +224,21 @@ def parse_moment(text: str, budget_seconds: float) -> float:
 
 
 def parse_arrival(text: str, budget_seconds: float) -> GpuChange:
-    """Return the arrival that `MOMENT:COUNT` means."""
+    """Return the arrival from `MOMENT:COUNT`."""
     at, count = _change(text, budget_seconds)
     return GpuChange(at_seconds=at, change=count)
 
 
 def parse_departure(text: str, budget_seconds: float, notice_seconds: float) -> GpuChange:
-    """Return the departure that `MOMENT:COUNT` means, announced `notice_seconds` before."""
+    """Return the departure from `MOMENT:COUNT`, announced `notice_seconds` before."""
     at, count = _change(text, budget_seconds)
     return GpuChange(at_seconds=at, change=-count, notice_seconds=min(notice_seconds, at))
 
 
 def require_in_time(changes: Sequence[GpuChange], budgets: Sequence[float], submit_at: Mapping[str, float]) -> None:
-    """Raise `TimelineError` for a change that never comes, because all jobs have ended before.
+    """Raise `TimelineError` for a change that never comes because all jobs have ended before.
 
-    `budgets` are the jobs' time budgets; `submit_at` are the moments of those that are submitted later. Jobs that run
+    `budgets` are the jobs' time budgets; `submit_at` has the moments of jobs that are submitted later. Jobs that run
     one after the other take the longest.
     """
     end = max(submit_at.values(), default=0.0) + sum(budgets)

@@ -1,4 +1,4 @@
-"""The words of `espalier run`: its options, its output, and why a run ended without having grown."""
+"""Command-line interface of `espalier run`: its options, its output, and why a run ended without growth."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def _print(finished: Finished, directory: Path, jobs: tuple[AdaptiveTrainingJob,
 
 
 def why_not_grown(result: RunResult, job: AdaptiveTrainingJob) -> str:
-    """Return why the model did not grow; empty if it grew, or if the job does not ask for growth."""
+    """Return why the model did not grow; '' if it grew, or if the job does not ask for growth."""
     spec = job.spec
     asked = [each for each in result.adaptations if each.source in (AdaptationSource.AGENT, AdaptationSource.FALLBACK)]
     if (
@@ -245,7 +245,7 @@ def why_not_grown(result: RunResult, job: AdaptiveTrainingJob) -> str:
             f"{spec.max_replicas}); it needs a free GPU, such as by --arrive 30%:1"
         )
     if not asked:
-        return "it did not grow: it ended before a question to the agent was answered"
+        return "it did not grow: it ended before the agent answered"
     last = asked[-1]
     if last.result is not AdaptationResult.DECLINED:
         return f"it did not grow: {last.action} failed: {last.message}"

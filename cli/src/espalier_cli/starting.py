@@ -1,4 +1,4 @@
-"""Where a person starts without a clone: jobs that the package carries, and `espalier init`."""
+"""Starting without a clone: example jobs in the package, and `espalier init`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import click
 from espalier_cli.errors import InputError
 
 EXAMPLES: Final = Path(str(files("espalier_cli"))) / "examples"
-"""A link to examples/ in a clone; wheels hold what it points to."""
+"""A link to examples/ in a clone; wheels contain the files themselves."""
 _PREFIX: Final = "example:"
 _TEMPLATE: Final = ("job.yaml", "model.py")
 
 
 class JobFile(click.Path):
-    """The path of a file with jobs; `example:NAME` is that of an example that the package carries."""
+    """The path of a file with jobs; `example:NAME` is an example in the package."""
 
     def __init__(self) -> None:
-        """Take any path: whoever reads it says what is wrong with it."""
+        """Accept any path: the reader reports a bad one."""
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

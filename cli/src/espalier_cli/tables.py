@@ -1,4 +1,4 @@
-"""Tables that break no words: where a table is too wide for the terminal, its rows follow each other as lists."""
+"""Tables that never break words: if a table is too wide for the terminal, its rows are printed as lists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 _FRAME = 3
-"""Characters of a column's frame and padding; the table has one more."""
+"""Width of a column's frame and padding, in characters; the table has one more."""
 
 
 _GAP = 2
@@ -19,16 +19,16 @@ _NOTHING = ("", "-", "0", "0.0")
 
 
 _WIDE = 100_000
-"""Columns where stdout is no terminal: nothing is wrapped or cut for `grep` and `awk`."""
+"""Width in columns if stdout is not a terminal: nothing is wrapped or cut for `grep` and `awk`."""
 
 
 def plain_console(width: int | None = None) -> Console:
-    """Return a console that prints texts as they are: names and messages may have brackets, which are no markup."""
+    """Return a console that prints text unchanged: names and messages may contain brackets, which are not markup."""
     return Console(width=width, highlight=False, markup=False)
 
 
 def console_of_stdout() -> Console:
-    """Return a plain console as wide as the terminal, if stdout is one."""
+    """Return a plain console as wide as the terminal, or very wide if stdout is not one."""
     console = plain_console()
     return console if console.is_terminal else plain_console(width=_WIDE)
 
@@ -56,7 +56,7 @@ def turned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[
 
 
 def _widths(least: Sequence[int], most: Sequence[int], width: int) -> list[int]:
-    """Return the columns' widths: the most that fits into `width` characters, taken from the widest first."""
+    """Return the columns' widths: the maximum that fits into `width` characters, taken from the widest first."""
     found, room = list(most), width - _FRAME * len(most) - 1
     while sum(found) > room:
         spare = [have - need for have, need in zip(found, least, strict=True)]
@@ -69,8 +69,8 @@ def fitting(
 ) -> list[int] | None:
     """Return the numbers of the columns that a table without a frame shows in `width` characters.
 
-    Those that say nothing in any row go first. None where the others do not fit: figures and names are never cut. Only
-    the last column is wrapped, unless it is in `right`.
+    Columns without information in any row go first. None if the others do not fit: figures and names are never cut.
+    Only the last column is wrapped, unless it is in `right`.
     """
 
     def needed(chosen: list[int]) -> int:
@@ -85,7 +85,7 @@ def fitting(
 
 
 def lists_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Text]:
-    """Yield the lines of rows that follow each other as lists: the first cell, then the others with their columns."""
+    """Yield the lines of rows as lists: the first cell, then the others with their columns."""
     indent = max(map(len, columns[1:]), default=0)
     for row in rows:
         yield Text(row[0], style="bold")
@@ -95,5 +95,5 @@ def lists_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[
 
 
 def _longest_word(text: str) -> int:
-    """Return the length of the longest part that is not broken: a word, or a change from one figure to another."""
+    """Return the length of the longest unbreakable part: a word, or a change from one figure to another."""
     return max(map(len, re.split(r"(?<!->)\s+(?!->)", text.strip())), default=0)

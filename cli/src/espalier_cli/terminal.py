@@ -1,7 +1,7 @@
-"""What a command that works for hours writes to the terminal.
+"""Terminal output of a command that runs for hours.
 
-`Terminal` outlasts a reader that goes and a disk that fills up, `Prints` shows what a job's code prints, and
-`Silences` says what a job is doing of which nothing has been printed for long.
+`Terminal` survives a reader that leaves and a disk that fills up, `Prints` shows the output of a job's code, and
+`Silences` reports the activity of a job without recent output.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from espalier_core.types.report import TrainerPhase
 from espalier_operator.local.run import JobView
 
 _READER_GONE: Final = (errno.EPIPE, errno.EIO)
-"""Of a pipe, and of a terminal that was closed."""
+"""Errors of a pipe whose reader has left, and of a closed terminal."""
 _LOGGED: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ ")
-"""The beginning of a line that the trainer has logged: the events on the terminal say the same."""
+"""The beginning of a line logged by the trainer, whose content the events on the terminal show already."""
 _MOST: Final = 10
-"""Lines that are shown at a time; a script that prints at every step must not bury everything else."""
+"""Maximum number of lines shown at a time: a script that prints at every step must not bury everything else."""
 _MOST_BYTES: Final = 1 << 20
 FIRST_SECONDS: Final = 30.0
-"""Silence before the first line; each further one comes after twice as long."""
+"""Seconds of silence before the first line; each further line comes after twice as long."""
 _DOING: Final = {
     None: "starting up: it imports, loads data, builds the model, or looks for places to grow",
     TrainerPhase.STARTING: "starting up: it loads data, builds the model, or looks for places to grow",
@@ -42,18 +42,18 @@ _DOING: Final = {
 
 
 class Terminal:
-    """Within its context, what cannot be written to stdout or stderr is dropped instead of raised."""
+    """Within its context, output that cannot be written to stdout or stderr is dropped instead of raised."""
 
     def __init__(self) -> None:
         self.is_gone = False
-        """Whether whoever read stdout or stderr is gone."""
+        """Whether the reader of stdout or stderr is gone."""
         self._call: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
 
     def when_gone(self, call: Callable[[], object]) -> None:
-        """Call `call` once when the reader has gone, instead of what was set before; at once if it is gone already.
+        """Call `call` once when the reader has gone, replacing an earlier callback; at once if it is gone already.
 
-        It is perhaps called in another thread.
+        It may be called in another thread.
         """
         with self._lock:
             self._call, is_gone = call, self.is_gone
@@ -69,10 +69,10 @@ class Terminal:
         sys.stdout, sys.stderr = self._before
 
     def failed(self, stream: TextIO, error: OSError) -> None:
-        """Take note that something could not be written to `stream`."""
+        """Record a failed write to `stream`."""
         if error.errno not in _READER_GONE:
             return
-        # Otherwise what the stream has kept would be tried again when the process ends, and change its exit code.
+        # Otherwise the stream would write its buffer again when the process ends, and change its exit code.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
@@ -83,7 +83,7 @@ class Terminal:
 
 
 def stopping_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that ask a run to stop: not that of a closed terminal where it is ignored, as by nohup."""
+    """Return the signals that ask a run to stop, without that of a closed terminal where it is ignored, as by nohup."""
     hangup = (signal.SIGHUP,) if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else ()
     return signal.SIGINT, signal.SIGTERM, *hangup
 
@@ -112,24 +112,24 @@ class _Lasting:
 
 
 class Prints:
-    """Reads the log of one job from where it is now."""
+    """Reads the log of one job from its current end."""
 
     def __init__(self, job: str, log: Path) -> None:
         self._job, self._log = job, log
         try:
             self._place = log.stat().st_size
-        except OSError:  # there is none yet; a folder that cannot be is for whoever makes it to report
+        except OSError:  # no log yet; whoever creates the folder reports its errors
             self._place = 0
         self._begun = b""
-        """The last line, as long as it has no end."""
+        """The last line, as long as it is incomplete."""
         self._shown: set[str] = set()
 
     def skip(self, text: str) -> None:
-        """Take note that `text` is on the terminal already, and need not be shown again."""
+        """Record that `text` is on the terminal already, so that it is not shown again."""
         self._shown.add(text)
 
     def show(self, console: Console, *, ended: bool = False) -> None:
-        """Print the lines that have come since; with `ended`, also one that has no end."""
+        """Print the lines added since; with `ended`, also an incomplete last line."""
         lines = self._new(ended)
         for line in lines[:_MOST]:
             console.print(Text(f"{self._job}  | {line}"), soft_wrap=True)
@@ -152,7 +152,7 @@ class Prints:
 
 
 class Silences:
-    """Since when nothing was printed of each job."""
+    """The time since the last output of each job."""
 
     def __init__(self, jobs: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -160,12 +160,12 @@ class Silences:
         self._next = dict.fromkeys(self._heard, FIRST_SECONDS)
 
     def heard(self, job: str) -> None:
-        """Take in that something was printed of a job."""
+        """Record output of a job."""
         if job in self._heard:
             self._heard[job], self._next[job] = self._clock(), FIRST_SECONDS
 
     def lines(self, views: Iterable[JobView]) -> Iterator[tuple[str, str]]:
-        """Yield name and line of the jobs that have been silent for long and hold GPUs."""
+        """Yield name and line of jobs that hold GPUs and have been silent for long."""
         for view in views:
             if not view.gpus:
                 self.heard(view.name)

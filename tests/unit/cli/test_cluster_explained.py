@@ -172,7 +172,7 @@ def test_who_may_not_see_the_cluster_is_shown_what_is_missing() -> None:
     assert blind is not None
     told = sections(blind)
     assert told["What would change it"][-1] == (
-        "The cluster's GPUs could not be looked at: you need the right to list nodes."
+        "The cluster's GPUs could not be read: you need the right to list nodes."
     )
     assert told["GPUs"][0].endswith("acknowledged by its leader.")
 

@@ -64,7 +64,7 @@ NO_AGENT = adaptation(source=AdaptationSource.FALLBACK, policy="None")
         (result(FAILED), "Deepen(a) failed: no room"),
         (result(NO_AGENT), "no agent answered, and the fallback None advised Nothing"),
         (result(replicas=1), "no extra GPU was lent to it (minReplicas 1, maxReplicas 2)"),
-        (result(), "it ended before a question to the agent was answered"),
+        (result(), "it ended before the agent answered"),
         (result(cannot_grow="its layers are tied"), "its layers are tied"),
     ],
 )

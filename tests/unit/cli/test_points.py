@@ -104,7 +104,7 @@ def test_the_example_may_be_the_models_own():
         (["--model", ".nets:net"], "--model: '.nets:net' is not PACKAGE.MODULE:FUNCTION"),
         (["--model", "points_nets:nett"], "points_nets has no function 'nett'; it has"),
         (["--model", "nowhere:net"], "cannot import 'nowhere'"),
-        (["--model", "points_nets:net", "--options", "[1]"], "is no JSON object"),
+        (["--model", "points_nets:net", "--options", "[1]"], "is not a JSON object"),
         (["--model", "points_nets:net", "--options", "{"], "is not JSON"),
         (["--model", "points_nets:batch", "--example", "points_nets:batch"], "returned Tensor, not a torch.nn.Module"),
         (["--model", "points_nets:net", "--example", "points_nets:net"], "a batch"),

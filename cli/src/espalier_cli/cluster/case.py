@@ -1,4 +1,4 @@
-"""One job and what is known around it: what an explanation is made of. Pure."""
+"""One job and its surroundings, the data of an explanation. Pure."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from espalier_operator.policies.settings import configured
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """All that is known for explaining one job."""
+    """The data for explaining one job."""
 
     job: Job
     now: float
     problems: tuple[str, ...] = ()
-    """Why its specification cannot be run."""
+    """Reasons why its specification cannot be run."""
     report: Report | None = None
     leader: Pod | None = None
     """The newest pod of its leader, which may have ended."""
     snapshot: Snapshot | None = None
-    """What the scheduler sees; None for who may not see the cluster."""
+    """The scheduler's view; None if the person may not read the cluster."""
     facts: JobFacts | None = None
-    """What it sees of this job: None also where that is over."""
+    """The scheduler's view of this job; None also if the job is over."""
     plan: Plan | None = None
-    """What the scheduler would do now, with all jobs."""
+    """The scheduler's next plan, for all jobs."""
     blind: str = ""
-    """What could not be seen, and why."""
+    """The part that could not be read, and why."""
     events: tuple[Event, ...] = field(default=())
 
     @property
     def decided(self) -> Action | None:
-        """What the scheduler would do with it now."""
+        """The scheduler's next action on the job."""
         actions = () if self.plan is None else self.plan.actions
         return next((action for action in actions if action.job == self.job.key), None)
 
     @property
     def leader_name(self) -> str:
-        """The name of its leader's pod: that which is there, else that which comes first."""
+        """The name of its leader's pod: the existing one, else the next one."""
         if self.leader is not None:
             return self.leader.name
         attempts = self.job.status.scheduling.attempts
@@ -61,7 +61,7 @@ class Case:
 
 
 def case_of(namespace: str, name: str, view: View, now: float, settings: KubeSettings) -> Case | None:
-    """Return the case of a job, as its operator sees it, without its Events; None where the lists have no such job."""
+    """Return the case of a job, as its operator sees it, without its Events; None if the lists have no such job."""
     found = [raw for raw in view.lists[JOBS].items if _is(raw["metadata"], namespace, name)]
     if not found:
         return None

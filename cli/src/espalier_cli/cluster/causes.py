@@ -1,4 +1,4 @@
-"""What is particular about a reason in one case: figures, deadlines, names, and what quotas leave. Pure."""
+"""Details of a reason in one case: figures, deadlines, names, and the remaining quotas. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from espalier_operator.model import JobFacts, Snapshot
 from espalier_operator.model.queues import QueueLimits, QueueUsage, Quota
 
 SILENT_SECONDS = 60.0
-"""A running job's status is written every few seconds, with many jobs less often: long past this its operator is not at
-work."""
+"""Seconds after which an unchanged status suggests that the operator is not running: a running job's status is written
+every few seconds, with many jobs less often."""
 OPERATOR_PODS = "kubectl get pods -A -l app.kubernetes.io/name=espalier-operator"
 
 
 def particulars(case: Case, reason: Reason | None) -> list[str]:
-    """Return sentences on what the general words of `reason` leave open."""
+    """Return sentences with the details that the general sentence of `reason` leaves open."""
     lines = [*_operator(case), *_avoided(case)]
     if reason is not None:
         lines += _PARTICULARS.get(reason, _nothing)(case)
@@ -34,7 +34,7 @@ def _nothing(case: Case) -> list[str]:
 
 
 def _avoided(case: Case) -> list[str]:
-    """Name the nodes that the job avoids, or all jobs do."""
+    """Describe the nodes that this job, or all jobs, avoid."""
     if case.facts is None or case.job.outcome is not None:
         return []
     own = {blame.node: blame for blame in case.facts.blames if case.now < blame.avoided_until}
@@ -70,7 +70,7 @@ def _operator(case: Case) -> list[str]:
 
 
 def _figure_seconds(case: Case) -> float:
-    """Return how often figures are written, by the number of running jobs."""
+    """Return the seconds between two writes of a job's figures, by the number of running jobs."""
     jobs = () if case.snapshot is None else case.snapshot.jobs
     return sum(job.admitted_at is not None and not job.finished for job in jobs) / FIGURES_A_SECOND
 
@@ -110,7 +110,7 @@ def _cooldown(case: Case) -> list[str]:
     changed = duration(case.now - facts.changed_at)
     if ends <= case.now:
         return [
-            f"Its extra GPUs changed {changed} ago: the cooldown is over, and the next look of the scheduler counts."
+            f"Its extra GPUs changed {changed} ago: the cooldown is over, and the scheduler decides at its next tick."
         ]
     whole = duration(facts.terms.cooldown_seconds)
     return [f"Its extra GPUs changed {changed} ago; the cooldown of {whole} ends in {duration(ends - case.now)}."]
@@ -261,7 +261,7 @@ _PARTICULARS: Final[dict[Reason, Callable[[Case], list[str]]]] = {
 
 
 def queue_limits(job: JobFacts, snapshot: Snapshot) -> list[str]:
-    """Say what the queue's quotas are for GPUs that the job could use, what is held, and whether it could ever fit."""
+    """Describe the queue's quotas for GPUs that the job could use, the GPUs held, and whether it could ever fit."""
     queue = next((each for each in snapshot.queues if each.name == job.terms.queue), None)
     if queue is None or not queue.quotas:
         return []
@@ -294,7 +294,7 @@ def _queue_quota(queue: QueueLimits, quota: Quota, held: int) -> str:
 
 
 def namespace_limits(job: JobFacts, snapshot: Snapshot) -> list[str]:
-    """Name the ResourceQuotas that have too little left for the base workers of a job that waits."""
+    """Name the ResourceQuotas with too little room for the base workers of a waiting job."""
     if job.admitted_at is not None:
         return []
     demand = demand_of(job)

@@ -1,4 +1,4 @@
-"""What a scheduler sees of a cluster, read from its API server as `espalier_operator.kube.snapshot` understands it."""
+"""The scheduler's view of a cluster, read from its API server and parsed by `espalier_operator.kube.snapshot`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Lists = Mapping[Resource, Listing]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a person may see of the cluster."""
+    """The part of the cluster that a person may read."""
 
     lists: Lists
     blind: str = ""
-    """What could not be seen, and why; empty where everything was."""
+    """The part that could not be read, and why; empty if everything was read."""
 
 
 def fetch(cluster: Cluster, settings: KubeSettings, namespace: str | None = None) -> Lists:
-    """Return what a scheduler sees that looks after the jobs of `namespace` (None: of all).
+    """Return the view of a scheduler for the jobs of `namespace` (None: of all).
 
-    Pods and nodes are those of the whole cluster always: others' pods hold GPUs too. Pods that have ended hold none;
-    workers that have ended still tell how.
+    Pods and nodes are always read from the whole cluster: others' pods hold GPUs too. Pods that have ended hold none;
+    ended workers still have their result.
     """
     optional: dict[Resource, str | None] = {PRIORITY_CLASSES: None}
     optional |= {kind: namespace if namespaced else None for kind, namespaced in optional_kinds(settings)}
@@ -48,7 +48,7 @@ def fetch(cluster: Cluster, settings: KubeSettings, namespace: str | None = None
 
 
 def fetch_for_job(cluster: Cluster, settings: KubeSettings, namespace: str, name: str) -> View:
-    """Return what a scheduler sees, or, for who may not look beyond `namespace`, the part that is about the job."""
+    """Return the scheduler's view; if the person may not read beyond `namespace`, only the part about the job."""
     try:
         return View(fetch(cluster, settings))
     except ForbiddenError as error:
@@ -62,7 +62,7 @@ def fetch_for_job(cluster: Cluster, settings: KubeSettings, namespace: str, name
 
 
 def _unless_forbidden(call: Callable[[], Listing]) -> Listing:
-    """Return an empty list of no version where the person may not look, or there is no such kind."""
+    """Return an empty list without a version if the person may not read it, or if the kind is not served."""
     try:
         return call()
     except (ForbiddenError, NotFoundError):

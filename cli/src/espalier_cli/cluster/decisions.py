@@ -1,4 +1,4 @@
-"""A plan in sentences: every action and every refusal with its reason, and what a policy decided for each job. Pure."""
+"""A plan in sentences: every action and every refusal with its reason, and a policy's decision for each job. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHARE_COLUMNS = ("PLACE", "JOB", "WORKERS", "SPARE", "GPU TYPE", "NODES")
 
 
 def says(action: Action, now: float) -> str:
-    """Return what the action does, in a few words."""
+    """Return a short description of the action."""
     match action:
         case Admit():
             return f"starts on its base GPUs{of_type(action.gpu_type)}"
@@ -58,7 +58,7 @@ def says(action: Action, now: float) -> str:
 
 
 def rows_of(plan: Plan, now: float) -> list[Row]:
-    """Return a row each action, in the order of the plan, then one each refusal, in that of the names."""
+    """Return one row per action, in the order of the plan, then one per refusal, in the order of names."""
     rows: list[Row] = [[action.job, says(action, now), str(action.reason), _why(action)] for action in plan.actions]
     for key in sorted(plan.refusals):
         refusal = plan.refusals[key]
@@ -67,13 +67,13 @@ def rows_of(plan: Plan, now: float) -> list[Row]:
 
 
 def wakes(plan: Plan, now: float) -> str:
-    """Say when time alone changes the plan."""
+    """Describe when time alone changes the plan."""
     if plan.wake_at is None:
         return "Time alone does not change this plan."
     then = f"Time alone may change this plan in {duration(plan.wake_at - now)}"
     try:
         return f"{then}, at {datetime.fromtimestamp(plan.wake_at, UTC):%Y-%m-%d %H:%M:%S} UTC."
-    except (OverflowError, ValueError, OSError):  # in a year that has more than four digits
+    except (OverflowError, ValueError, OSError):  # a year of more than four digits
         return f"{then}."
 
 
@@ -121,7 +121,7 @@ _CAMEL = {"gpu_type": "gpuType"}
 
 
 def share_rows(plan: Plan) -> list[Row]:
-    """Return a row each share, in the order in which they are served."""
+    """Return one row per share, in the order in which they are served."""
     return [
         [str(place), share.job, str(share.workers), str(share.spare), share.gpu_type or "any", _nodes(share) or "any"]
         for place, share in enumerate(plan.shares, 1)
@@ -145,7 +145,7 @@ def shares_document(plan: Plan) -> list[dict[str, Any]]:
 
 
 def described_share(job: str, plan: Plan, policy: Policy, configured: str) -> list[str]:
-    """Say what the policy, with its settings as `configured`, decided for a job."""
+    """Describe the decision for a job of the policy that is `configured` with its settings."""
     if not plan.fallback:
         return _described_share(job, plan, policy, configured)
     first = (
@@ -181,7 +181,7 @@ def _is_of(what: str, job: str) -> bool:
 
 
 def _nodes(share: Share) -> str:
-    """Return the nodes wished, each with the number of workers if that is not one."""
+    """Return the wished nodes, each with its number of workers if that is not one."""
     workers = Counter(share.nodes)
     named = [name if number == 1 else f"{name} ({number})" for name, number in workers.items()]
     return listed(named) if named else ""

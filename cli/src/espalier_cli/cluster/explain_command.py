@@ -1,4 +1,4 @@
-"""The command `espalier explain`: where a job stands, why, what would change it, and what it came to so far."""
+"""The command `espalier explain`: the state of a job, its cause, what would change it, and its results so far."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def events_of(handle: ClusterHandle, case: Case) -> list[Event]:
 
 
 def explanation(case: Case) -> list[Section]:
-    """Return what there is to say, the most important first; sections with nothing to say are left out."""
+    """Return the sections of the explanation, the most important first; empty ones are left out."""
     sections = (
         Section("Where it stands", tuple(_standing(case))),
         Section("What would change it", tuple(_remedy(case))),
@@ -131,7 +131,7 @@ def _remedy(case: Case) -> list[str]:
     if case.decided is not None and job.outcome is None:
         lines.append(f"As things are now, the scheduler's next decision is that it {says(case.decided, case.now)}.")
     if case.blind:
-        lines.append(f"The cluster's GPUs could not be looked at: {case.blind}.")
+        lines.append(f"The cluster's GPUs could not be read: {case.blind}.")
     return lines
 
 
@@ -205,7 +205,7 @@ def _acknowledgement(case: Case) -> str:
 
 
 def _batch_size(case: Case) -> list[str]:
-    """Say what the trainer of a job with `batch: Goodput` has chosen, and by which noise."""
+    """Describe the choice of the trainer of a job with `batch: Goodput`, and the noise behind it."""
     figures = {metric.name: metric.value for metric in case.job.status.training.metrics}
     if BATCH_METRIC not in figures:
         return []
@@ -245,7 +245,7 @@ def _training(case: Case) -> list[str]:
 
 
 def _read_of_program(case: Case) -> list[str]:
-    """Say what was read of a program, and when."""
+    """Describe the values that were read from a program, and when."""
     training = case.job.status.training
     if training.last_updated_time is None:
         reads = (case.job.spec.get("program") or {}).get("progress")
@@ -266,7 +266,7 @@ def _adaptations(case: Case) -> list[str]:
 
 
 def adaptation_line(adaptation: Adaptation) -> str:
-    """Say what was advised or tried, how sure the policy was, and what became of it."""
+    """Describe the advice or attempt, the policy's certainty, and the result."""
     likely = sorted(adaptation.probabilities.items(), key=lambda item: -item[1])[:3]
     sure = f" ({', '.join(f'{action} {chance:.2f}' for action, chance in likely)})" if likely else ""
     verb = "tried" if adaptation.source is AdaptationSource.MEASUREMENT else "advised"

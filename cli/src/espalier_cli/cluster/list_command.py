@@ -1,4 +1,4 @@
-"""The command `espalier list`: one row a job."""
+"""The command `espalier list`: one row per job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from espalier_core.types.task import accuracy_of, other_than_accuracy
 COLUMNS = ("NAME", "PHASE", "GPUS", "EXTRA", "DEPTH", "ADAPTATIONS", "BUDGET-LEFT", "AGE", "REASON")
 WIDE_COLUMNS = (*COLUMNS, "QUEUE", "TYPE", "RESTARTS", "PREEMPTIONS", "EPOCH", "SCORE", "MESSAGE")
 FIGURES = (*COLUMNS[2:-1], "RESTARTS", "PREEMPTIONS", "EPOCH", "SCORE")
-"""Those that are flush right."""
+"""Columns that are flush right."""
 _PATIENCE_SECONDS: Final = 300.0
 
 
@@ -63,7 +63,7 @@ def _print(jobs: Iterable[Job], now: float, form: str, *, namespaced: bool) -> N
 
 
 def _watch(cluster: Cluster, where: str | None, form: str) -> None:
-    """Print the jobs, and again what changes of them but their age, until Ctrl-C or an API server that stays away."""
+    """Print the jobs, and again any change but their age, until Ctrl-C or until the API server stays away."""
     known: dict[str, Job] = {}
     shown: dict[str, dict[str, Any]] = {}
     redraws = sys.stdout.isatty() and form != "json"
@@ -130,7 +130,7 @@ def row_of(job: Job, now: float, *, wide: bool = False, namespaced: bool = False
 
 
 def entry_of(job: Job) -> dict[str, Any]:
-    """Return the row for programs."""
+    """Return the row in plain JSON types."""
     status, why = job.status, standing(job)
     admitted = job.status.condition(ConditionType.ADMITTED)
     return {

@@ -1,4 +1,4 @@
-"""The lines about a job while it runs: changes of its status and its Events, each once. Pure but for its memory."""
+"""Lines about a running job: changes of its status and its Events, each once. Pure but for its memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from espalier_core.types.status import ConditionStatus, ConditionType, JobStatus
 from espalier_operator.kube.inspection import events
 
 _TRUSTED_SECONDS = 15.0
-"""For so long a count of budget seconds is carried on by the clock: a running job's is written more often."""
+"""Seconds for which the clock continues a count of budget seconds: a running job's count is written more often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +30,16 @@ class Line:
 
 
 class Narrator:
-    """Turns what is seen into lines.
+    """Turns statuses and Events into lines.
 
-    The operator tells a change of status as an Event too, in the same words, and either may come first or not at all.
-    So lines are counted by source, and a line is due when one source is ahead of what was printed.
+    The operator also reports a change of status as an Event, with the same text, and either may come first or not at
+    all. So lines are counted by source, and a line is due when one source is ahead of the printed ones.
     """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         """`events` are old: no line is given for them."""
         self._times: dict[str, int] = {}
-        """How often each Event has happened, by UID."""
+        """Number of times that each Event has happened, by UID."""
         self._by_events: Counter[tuple[str, str]] = Counter()
         for event in events:
             self._count(event)
@@ -47,12 +47,12 @@ class Narrator:
         self._next_progress = 0.0
 
     def of_event(self, event: Event) -> list[Line]:
-        """Return the lines of an Event that are new."""
+        """Return the new lines of an Event."""
         self._count(event)
         return self._due(self._by_events, Line(reason=event.reason, message=event.message, warning=event.warning))
 
     def of_status(self, before: JobStatus | None, after: Job) -> list[Line]:
-        """Return the lines of a status that are new; of the first one, where the job stands."""
+        """Return the new lines of a status; for the first status, the state of the job."""
         if before is None:
             why = standing(after)
             reason = phase(after) if why.reason is None else f"{phase(after)}, {why.reason}"
@@ -65,7 +65,7 @@ class Narrator:
         return lines
 
     def progress(self, row: JobRow) -> str | None:
-        """Return how training goes, once in a tenth of the budget."""
+        """Return the progress of training, once in a tenth of the budget."""
         if row.score is None or row.used_share < self._next_progress:
             return None
         self._next_progress = row.used_share + PLAIN_PROGRESS_EVERY
@@ -85,7 +85,7 @@ class Narrator:
 
 
 def row_of(job: Job, now: float) -> JobRow:
-    """Return what a live table shows of a job."""
+    """Return the row of a live table for a job."""
     status = job.status
     used = status.time_budget.used_seconds
     running = job.status.condition(ConditionType.RUNNING)
@@ -111,7 +111,7 @@ def row_of(job: Job, now: float) -> JobRow:
 
 
 def verdict(job: Job) -> str:
-    """Say what an ended job came to."""
+    """Return the result of an ended job in a sentence."""
     training, used = job.status.training, job.status.time_budget.used_seconds
     score = score_of(job)
     reached = "" if score is None else f"{score}, "

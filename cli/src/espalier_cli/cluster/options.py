@@ -1,4 +1,4 @@
-"""Options that the commands against a cluster share."""
+"""Options shared by the commands against a cluster."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ which `espalier snapshot --help` lists.
 {EXIT_CODES}"""
 
 DEEPEST: Final = 40_000
-"""The API server stores what is nested ten thousand deep; a list with one such job in it is read all the same."""
+"""The API server stores documents nested ten thousand deep; a list that contains such a job is still read."""
 QUICK: Final = Retries(deadline=3.0, tries=1)
-"""Of requests for which a person has pressed the tab key."""
+"""Retries of requests for completion, while a person waits."""
 Command = Callable[..., Any]
 _DECISIVE = (
     *("controller_name", "gpu_resource", "other_gpu_resources", "gpu_type_label", "rack_label", "tolerated_taints"),
     *("departing_nodes", "fair_share_half_life_seconds", "aging_seconds", "kueue"),
 )
-"""The operator's settings by which a plan is made; as its command line gives them."""
+"""The operator's settings that affect a plan, in the form of its command line."""
 
 
 def cluster_options(command: Command) -> Command:
-    """Add `--kubeconfig` and `--context`, connect to their cluster, and give it as `cluster`."""
+    """Add `--kubeconfig` and `--context`, connect to their cluster, and pass it as `cluster`."""
 
     @click.option(
         "--kubeconfig",
@@ -57,7 +57,7 @@ def cluster_options(command: Command) -> Command:
 
 
 def settings_options(command: Command, *, shown: bool = False) -> Command:
-    """Add the operator's settings that affect its decisions, as its own options, and give them as `settings`.
+    """Add the operator's settings that affect its decisions, as its own options, and pass them as `settings`.
 
     The help of one command shows them; that of the others refers to it (`OF_OPERATOR`).
     They contain the scheduling policy of a command that has `--policy`, if one is named; otherwise the operator's.
@@ -104,7 +104,7 @@ namespace_option = click.option(
 
 
 def job_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of jobs that begin so, for the completion of a command line; none where no cluster answers."""
+    """Return the names of jobs with this beginning, for completion; none if no cluster answers."""
     given = ctx.params
     try:
         with connect(given.get("kubeconfig"), given.get("context"), QUICK) as cluster:
@@ -118,5 +118,5 @@ job_argument = click.argument("job", shell_complete=job_names)
 
 
 def handle_of(job: str, namespace: str | None, cluster: Cluster) -> ClusterHandle:
-    """Return the job that is written `NAME` or `NAMESPACE/NAME`."""
+    """Return a handle for the job `NAME` or `NAMESPACE/NAME`."""
     return ClusterClient(cluster, namespace).job_at(job)

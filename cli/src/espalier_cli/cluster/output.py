@@ -1,4 +1,4 @@
-"""What is printed on stdout: durations, counts and names in words, tables for people, JSON and YAML for programs."""
+"""Output on stdout: durations, counts and names in words, tables for people, JSON and YAML for programs."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def count(number: int, noun: str) -> str:
 
 
 def amount(resource: str, value: int) -> str:
-    """Return an amount of a resource as the planner counts it: `1.5` CPUs, `2Gi` of memory, `4,000` of others."""
+    """Return an amount of a resource in the planner's units as text: `1.5` CPUs, `2Gi` of memory, `4,000` of others."""
     if resource == "cpu":
         return f"{value / 1000:g}"
     return f"{value / 2**30:g}Gi" if resource in _BYTES else f"{value:,}"
 
 
 def of_type(gpu_type: str | None) -> str:
-    """Return ` of type X`, or nothing where nodes tell no types apart."""
+    """Return ` of type X`, or '' if nodes have no types."""
     return f" of type {gpu_type}" if gpu_type else ""
 
 
@@ -72,9 +72,9 @@ def print_data(data: Any, form: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Row], *, right: Iterable[str] = ()) -> None:
-    """Print a table with a heading a column; `right` are those whose figures are flush right.
+    """Print a table with a heading per column; figures in the columns `right` are flush right.
 
-    Where it is too wide for the terminal, columns that say nothing go first; then its rows follow each other as lists.
+    If it is too wide for the terminal, columns without information go first; then its rows are printed as lists.
     """
     rows, right, console = list(rows), tuple(right), console_of_stdout()
     shown = fitting(columns, rows, console.width, right=right)
@@ -83,7 +83,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Row], *, right: Iterable[
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index in shown:
-        # Only the last column, the words, is wrapped on a narrow terminal.
+        # Only the last column, which has sentences, is wrapped on a narrow terminal.
         last, name = index == shown[-1], columns[index]
         table.add_column(name, justify="right" if name in right else "left", no_wrap=not last or name in right)
     for row in rows:

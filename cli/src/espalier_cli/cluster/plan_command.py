@@ -1,4 +1,4 @@
-"""The commands `espalier snapshot` (what the scheduler sees, as a file) and `espalier plan` (its decisions)."""
+"""The commands `espalier snapshot` (the scheduler's view, as a file) and `espalier plan` (its decisions)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from espalier_operator.policies.learned import FALLBACK, PolicyFileError
 from espalier_operator.policies.settings import configured
 
 _MOST_WORKERS = 10_000
-"""As the specification of a job allows."""
+"""Limit on workers, from the specification of a job."""
 _MOST_GPUS = 100_000
-"""Of a worker or a node; some policies look at each."""
+"""Limit on the GPUs of a worker or a node; some policies iterate over them."""
 _MOST = 10**30
-"""Bytes and all else: more than Kubernetes counts (2⁶³ in a container), and few enough to be divided."""
+"""Limit on bytes and other resources: more than Kubernetes counts (2⁶³ in a container), but still divisible."""
 _HINT = "espalier snapshot --output FILE makes one; one edited by hand must stay whole"
 
 
@@ -75,8 +75,8 @@ def _unpacked(body: bytes) -> bytes:
 
 
 def _check(seen: Snapshot) -> None:
-    """Reject two of one name, and counts that no job and no node can have (`SnapshotError`): these determine the time
-    and memory of planning, and by nothing, or what is far too large, cannot be divided.
+    """Reject duplicate names, and counts that no job and no node can have (`SnapshotError`): these determine the time
+    and memory of planning, and 0 or excessive values cannot be divided by.
     """
     for place, names in (
         ("jobs.key", [job.key for job in seen.jobs]),

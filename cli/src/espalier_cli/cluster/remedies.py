@@ -1,4 +1,4 @@
-"""For every reason: what would change it, and the commands to run next. Pure.
+"""The remedy for every reason: what would change it, and the commands to run next. Pure.
 
 `{name}`, `{namespace}`, `{leader}` (the leader's pod) and `{queue}` are filled in.
 """
@@ -20,7 +20,7 @@ _WORKLOADS: Final = "kubectl describe workloads.kueue.x-k8s.io -n {namespace} -l
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What would change a reason."""
+    """The remedy for a reason."""
 
     text: str
     """A sentence or two."""
@@ -245,7 +245,7 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
 
 _NOT_LENT: Final = Remedy("No action is needed: a program runs with minReplicas workers, and is lent no others.")
 _OF_PROGRAMS: Final = {Reason.ADAPTATION_OFF: _NOT_LENT, Reason.AT_MAX_REPLICAS: _NOT_LENT}
-"""Where that of other jobs is nothing for a job with `spec.program`."""
+"""Remedies for a job with `spec.program` where those of other jobs do not apply."""
 
 
 def remedy_for(reason: Reason, *, name: str, namespace: str, leader: str, queue: str, program: bool = False) -> Remedy:

@@ -1,6 +1,6 @@
-"""Who holds which GPUs, added up from a snapshot, and why there are none for a job. Pure.
+"""GPUs by holder, added up from a snapshot, and why there are none for a job. Pure.
 
-What counts as held is what counts for the planner.
+GPUs are counted as held exactly as the planner counts them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOLDERS_NAMED = 5
 class TypeUse:
     """The GPUs of one type on the nodes that count.
 
-    `base + lent + others + terminating + promised + free` is `total + short` while what is promised is free still.
+    `base + lent + others + terminating + promised + free` is `total + short` as long as the promised GPUs are free.
     """
 
     gpu_type: str
@@ -35,15 +35,15 @@ class TypeUse:
     base: int
     lent: int
     others: int
-    """Held by pods that are not of our jobs."""
+    """GPUs held by pods that are not of our jobs."""
     terminating: int
     promised: int
-    """Granted to jobs whose pods are not bound to a node yet; not free any more."""
+    """GPUs granted to jobs whose pods are not bound to a node yet; no longer free."""
     free: int
     largest_free: int
-    """The most that are free on one node: a worker's GPUs are all on one."""
+    """Maximum of free GPUs on one node: a worker's GPUs are all on one."""
     short: int
-    """Held beyond what nodes have: GPUs that failed in use."""
+    """GPUs held beyond the capacity of nodes: GPUs that failed in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +61,12 @@ class JobUse:
 
     @property
     def held(self) -> int:
-        """All of them."""
+        """GPUs of the job in all states."""
         return self.base + self.lent + self.terminating + self.promised
 
 
 def use_by_type(snapshot: Snapshot) -> list[TypeUse]:
-    """Return the use of each type of GPU that a node has, in order of name."""
+    """Return the use of each type of GPU that nodes have, in order of name."""
     counting = {node.name: node for node in snapshot.nodes if snapshot.rules.takes_workers(node)}
     held: dict[str, Counter[str]] = defaultdict(Counter)
     on_node: Counter[str] = Counter()
@@ -101,7 +101,7 @@ def use_by_type(snapshot: Snapshot) -> list[TypeUse]:
 
 
 def use_by_job(snapshot: Snapshot) -> list[JobUse]:
-    """Return what each job holds or is promised, those with the most first; jobs with nothing are left out."""
+    """Return the GPUs that each job holds or is promised, in descending order; jobs without any are left out."""
     own: dict[str, list[Worker]] = defaultdict(list)
     for worker in snapshot.workers:
         if worker.job is not None:
@@ -129,7 +129,7 @@ def use_by_job(snapshot: Snapshot) -> list[JobUse]:
 
 
 def others(snapshot: Snapshot) -> list[tuple[str, int, int]]:
-    """Return (namespace, GPUs held, GPUs waited for) of pods that are not of our jobs, those with the most first."""
+    """Return (namespace, GPUs held, GPUs waited for) of pods that are not of our jobs, in descending order."""
     held: Counter[str] = Counter()
     wanted: Counter[str] = Counter()
     for worker in snapshot.workers:
@@ -146,11 +146,11 @@ class AvoidedUse:
 
     node: str
     jobs: int
-    """How many unfinished jobs avoid it for what it did to them."""
+    """Number of unfinished jobs that avoid it because of their own workers."""
     by_all: bool
-    """Whether other jobs avoid it, too."""
+    """Whether all other jobs avoid it, too."""
     seconds: float
-    """For how long still, at least one of them."""
+    """Seconds for which at least one of them still avoids it."""
     message: str
 
 
@@ -181,7 +181,7 @@ def avoided(snapshot: Snapshot) -> list[AvoidedUse]:
 
 
 def why_not(raw: Mapping[str, Any], settings: KubeSettings) -> list[str]:
-    """Return why the GPUs of a node of the API server do not count; nothing where they do."""
+    """Return why the GPUs of a node of the API server do not count; nothing if they do."""
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     reasons = []
     ready = next((entry for entry in status.get("conditions") or () if entry.get("type") == "Ready"), None)
@@ -195,7 +195,7 @@ def why_not(raw: Mapping[str, Any], settings: KubeSettings) -> list[str]:
     taints = [taint for taint in spec.get("taints") or () if taint.get("effect") in REPELLING]
     for taint in taints:
         known = taint.get("key") in settings.tolerated_taints
-        repeated = taint.get("key", "").startswith("node.kubernetes.io/")  # the problem above, as a taint
+        repeated = taint.get("key", "").startswith("node.kubernetes.io/")  # the problem above again, as a taint
         if not known and not (repeated and reasons):
             reasons.append(f"tainted {taint.get('key')}:{taint['effect']}")
     return reasons
@@ -208,7 +208,7 @@ def _use_of(worker: Worker) -> str:
 
 
 def _promised(job: JobFacts, workers: Iterable[Worker], due: bool) -> int:
-    """Return the GPUs that are granted to a job and not bound to a node yet."""
+    """Return the number of GPUs granted to a job and not bound to a node yet."""
     if job.admitted_at is None or job.finished:
         return 0
     live = [worker for worker in workers if worker.state is not WorkerState.TERMINATING]
@@ -220,7 +220,7 @@ def _promised(job: JobFacts, workers: Iterable[Worker], due: bool) -> int:
 
 
 def needs(job: JobFacts) -> str:
-    """Say what a waiting job needs."""
+    """Describe the needs of a waiting job."""
     terms = job.terms
     each = f"{count(terms.gpus_per_worker, 'GPU')}{of_type(terms.gpu_type)}"
     if terms.min_replicas == 1:
@@ -230,7 +230,7 @@ def needs(job: JobFacts) -> str:
 
 
 def scarcity(job: JobFacts, snapshot: Snapshot, plan: Plan) -> list[str]:
-    """Say how the GPUs that the job could use are held, a line a type, and who waits before it by `plan`."""
+    """Describe the holders of the GPUs that the job could use, one line per type, and the jobs before it by `plan`."""
     wanted = job.gpu_type if job.admitted_at is not None else job.terms.gpu_type
     uses = [use for use in use_by_type(snapshot) if wanted is None or use.gpu_type == wanted]
     lines = []
@@ -255,7 +255,7 @@ def scarcity(job: JobFacts, snapshot: Snapshot, plan: Plan) -> list[str]:
 
 
 def _lacking(nodes: Sequence[Node], job: JobFacts, snapshot: Snapshot) -> list[str]:
-    """Name what nodes with enough free GPUs have too little of for another worker."""
+    """Name the resources of which nodes with enough free GPUs have too little for another worker."""
     requests = {other.key: other.terms.constraints.requests for other in snapshot.jobs}
     gpus, used = Counter[str](), {node.name: Counter(node.used) for node in nodes}
     for worker in snapshot.workers:

@@ -1,6 +1,6 @@
 """The command `espalier watch`.
 
-A terminal shows a live table under the news of the job; elsewhere they are plain lines or JSON lines.
+On a terminal it shows a live table under the events of the job; elsewhere, plain lines or JSON lines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Exit codes: 0 the job is complete, 1 it failed, was deleted, or the cluster did 
 
 
 class PlainWatch:
-    """Shows one job: a line for all that happens, on stdout."""
+    """Shows one job: a line per event, on stdout."""
 
     def __init__(self, row: JobRow) -> None:
         self._row = row
@@ -42,35 +42,35 @@ class PlainWatch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def update(self, row: JobRow) -> None:
-        """Take in how the job is now, for the next line."""
+        """Update the state of the job for the next line."""
         self._row = row
 
     def show(self, line: Line) -> None:
-        """Print what happened."""
+        """Print an event."""
         self.progress(str(line))
 
     def progress(self, text: str) -> None:
-        """Print how training goes, where no table shows it."""
+        """Print the progress of training, which no table shows."""
         left = max(0.0, self._row.budget_seconds - self._row.used_seconds)
         click.echo(f"{self._row.name}  {left:7.1f} s left  {text}")
 
     def note(self, text: str) -> None:
-        """Print what is not about the job, but about the connection to the cluster, to stderr."""
+        """Print a message about the connection to the cluster, not the job, to stderr."""
         click.echo(text, err=True)
 
 
 class JsonWatch(PlainWatch):
-    """A JSON object a line for all that happens, on stdout."""
+    """Prints one JSON object per event, on stdout."""
 
     def show(self, line: Line) -> None:
-        """Print it with how the job is at that moment."""
+        """Print the event with the current state of the job."""
         self._print(line.reason, line.message, warning=line.warning)
 
     def progress(self, text: str) -> None:
-        """Print it as reason `Progress`."""
+        """Print progress with the reason `Progress`."""
         self._print("Progress", text, warning=False)
 
     def _print(self, reason: str, message: str, *, warning: bool) -> None:
@@ -94,7 +94,7 @@ class JsonWatch(PlainWatch):
 
 
 class LiveWatch(PlainWatch):
-    """A table that is redrawn in place, under the lines of what happens."""
+    """A table that is redrawn in place, under the lines of events."""
 
     def __init__(self, row: JobRow, console: Console) -> None:
         super().__init__(row)
@@ -111,21 +111,21 @@ class LiveWatch(PlainWatch):
         self._live.stop()
 
     def show(self, line: Line) -> None:
-        """Print it above the table."""
+        """Print the event above the table."""
         moment = Text(f"{self._row.used_seconds:7.1f} s  ", style="dim")
         text = Text(f"{line.reason}: {line.message}", style="yellow" if line.warning else "not dim")
         self._console.print(moment + text, highlight=False)
 
     def progress(self, text: str) -> None:
-        """Nothing: the table shows it."""
+        """Print nothing: the table shows the progress."""
 
     def note(self, text: str) -> None:
-        """Print it above the table."""
+        """Print the message above the table."""
         self._console.print(Text(text, style="dim"), highlight=False)
 
 
 def watch_display(row: JobRow, form: str) -> PlainWatch:
-    """Return the display for `form` (`text` or `json`) and what stdout is."""
+    """Return the display for `form` (`text` or `json`) and the kind of stdout."""
     if form == "json":
         return JsonWatch(row)
     console = plain_console()
@@ -168,7 +168,7 @@ def watch(job: str, namespace: str | None, patience: float, form: str, cluster: 
 def _watch(handle: ClusterHandle, job: Job, display: PlainWatch, patience: float) -> Job:
     """Show the job until it ends, and return its last state."""
     try:
-        narrator = Narrator(handle.events())  # those are not shown
+        narrator = Narrator(handle.events())  # past Events are not shown
     except ForbiddenError:
         narrator = Narrator()
     before = None
@@ -186,7 +186,7 @@ def _watch(handle: ClusterHandle, job: Job, display: PlainWatch, patience: float
                 case Event():
                     for line in narrator.of_event(news):
                         display.show(line)
-                case Failed(error=error):  # of Events, which it goes on without
+                case Failed(error=error):  # Events fail: continue without them
                     if isinstance(refused := cluster_error(error), ForbiddenError):
                         display.note(f"Events are not shown: {refused.hint}")
                 case Disconnected(error=error):

@@ -1,1 +1,1 @@
-"""The policy that advises how to grow: encoders, learning, evaluation and the HTTP service."""
+"""The policy that advises on growth: encoders, learning, evaluation and the HTTP service."""

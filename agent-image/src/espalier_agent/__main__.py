@@ -1,4 +1,4 @@
-"""`python -m espalier_agent`: what the agent's image runs."""
+"""`python -m espalier_agent`: the process of the agent's image."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ Importing this module registers it:
     >>> action = environment.action_space.sample(mask=info["action_mask"])
     >>> observation, reward, terminated, truncated, info = environment.step(action)
 
-The version in the name rises with anything that changes what is learnt here. The service does not import this.
+The version in the name rises with every change that affects learning here. The service does not import this module.
 `gymnasium.make_vec` makes many at once as arrays: 1024 of them step 150 times as fast as one by one.
 """
 
@@ -45,7 +45,7 @@ if ENVIRONMENT_ID not in gymnasium.registry:  # espalier_lab.environments regist
 
 NOTHING: Final = "nothing"
 LARGEST_COUNT: Final = 2**31 - 1
-"""Bound on replicas and GPUs observed."""
+"""Limit on observed replicas and GPUs."""
 
 
 class Sampling(StrEnum):
@@ -62,32 +62,31 @@ class Sampling(StrEnum):
 
 
 class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
-    """Where a network grows, or not at all: one episode is one sequence of decisions of an outcome table.
+    """Decisions on growing a network: one episode is one sequence of decisions of an outcome table.
 
     **Actions.** i deepens growth point i; those after the points each double a group of channels, where tables have
-    widenings; the last one does nothing. What a model has no point or group for is masked: `info["action_mask"]` is 1
-    where an action is legal and all 0 when the episode is over. An illegal action raises `IllegalActionError`; with
-    `illegal="nothing"`, an integer that is no legal action does nothing. (`check_env` and a plain
-    `action_space.sample()` know no mask: they go with that, or with tables of one number of actions.)
+    widenings; the last one does nothing. Actions without a point or group in the model are masked:
+    `info["action_mask"]` is 1 where an action is legal and all 0 when the episode is over. An illegal action raises
+    `IllegalActionError`; with `illegal="nothing"`, an integer that is not a legal action does nothing. (`check_env` and
+    a plain `action_space.sample()` know no mask: use them with that, or with tables of one number of actions.)
 
-    **Observations.** The architecture: features, mask, edges (from, to) of its layers, in execution order; after
-    which layer each growth point would insert and how often it has grown; where tables have widenings, which layers
-    carry each group's channels and how many these are; then share of time left, time budget, allocation (replicas,
-    GPUs) and decisions left. Arrays are padded to the largest that the tables can reach: layers with 0, indices with
-    -1.
+    **Observations.** The architecture: features, mask, edges (from, to) of its layers, in execution order; the layer
+    after which each growth point would insert, and how often it has grown; where tables have widenings, the layers that
+    carry each group's channels, and their number; then share of time left, time budget, allocation (replicas, GPUs) and
+    decisions left. Arrays are padded to the largest that the tables can reach: layers with 0, indices with -1.
 
-    **End.** After the last decision the episode is `terminated`, never `truncated`. The budget is part of the task
-    and its rest is observed: nothing can be earned after it, so a value beyond it is 0 and must not be bootstrapped,
-    which `truncated` would ask of learners. The last observation shows the model as it trained to the budget's end,
-    with no time and no decision left, and `info["accuracy"]` what it reached.
+    **End.** After the last decision the episode is `terminated`, never `truncated`. The budget is part of the task and
+    its rest is observed: nothing can be earned after it, so a value beyond it is 0 and must not be bootstrapped, which
+    `truncated` would ask of learners. The last observation shows the model as it trained to the budget's end, with no
+    time and no decision left, and `info["accuracy"]` its accuracy.
 
-    **Rewards** are those of `espalier_agent.tables.tree`, by name.
+    **Rewards** are named in `espalier_agent.tables.tree`.
 
     **Randomness** is in the choice of the table alone, which `reset(seed=...)` fixes for all episodes to come, or
     `reset(options={"table": name})` for one. `info["table"]` is the index of the table in `positions.tables`.
 
-    **Figures.** `info["accuracy"]`, mean of the paper's six tables: 0.500 of all sequences, 0.540 of the sequence that
-    is best on average, 0.559 of the best of each table.
+    **Figures.** `info["accuracy"]`, mean over the paper's six tables: 0.500 for all sequences, 0.540 for the sequence
+    that is best on average, 0.559 for the best of each table.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium declares it so)
@@ -101,10 +100,10 @@ class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
         render_mode: None = None,
         illegal: str = RAISE,
     ) -> None:
-        """Play on `tables`, the paper's six without any.
+        """Play on `tables`; by default the paper's six.
 
-        Tables do not say under which `allocation` they were collected; what is given here is observed throughout.
-        Raises `TableError` for a table that cannot be played and `NoTableError` where there is none.
+        Tables do not record the `allocation` under which they were collected; the given one is observed throughout.
+        Raise `TableError` for a table that cannot be played and `NoTableError` if there is none.
         """
         self._raises = checked(illegal, NOTHING) == RAISE
         self.positions = playable(tables, reward, allocation)
@@ -119,7 +118,7 @@ class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Begin an episode; `options={"table": name}` says on which table."""
+        """Begin an episode; `options={"table": name}` selects its table."""
         super().reset(seed=seed)
         if seed is not None or self._episode == NO_INDEX:
             self._stream = new_stream(self.np_random)
@@ -133,7 +132,7 @@ class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
         return self.positions.observe(self._at), self._info()
 
     def step(self, action: np.int64 | int) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
-        """Carry out a decision; raises `IllegalActionError`, and `ResetNeeded` where no episode is running."""
+        """Carry out a decision; raise `IllegalActionError`, or `ResetNeeded` if no episode is running."""
         if self._at == NO_INDEX or self.positions.over[self._at]:
             raise ResetNeeded("no episode is running: call reset() before the first step and after terminated")
         mask, number = self.positions.legal[self._at], integer(action)
@@ -146,7 +145,7 @@ class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
         return self.positions.observe(self._at), reward, bool(self.positions.over[self._at]), False, self._info()
 
     def action_masks(self) -> Array:
-        """Return `info["action_mask"]` as truth values, as learners of sb3-contrib ask for it; none before `reset`."""
+        """Return `info["action_mask"]` as booleans, for learners of sb3-contrib; all false before `reset`."""
         mask: Array = (self.positions.legal[self._at] > 0) & (self._at != NO_INDEX)
         return mask
 
@@ -161,7 +160,7 @@ class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
 
 
 def playable(tables: Sequence[OutcomeTable] | None, reward: Reward | str, allocation: Allocation | None) -> Positions:
-    """Return the positions of `tables`, the paper's six without any. Raises `TypeError` for what are no tables."""
+    """Return the positions of `tables`, by default the paper's six. Raise `TypeError` for anything but tables."""
     chosen = lamelas_tables() if tables is None else tables
     if not isinstance(chosen, Sequence) or not all(isinstance(table, OutcomeTable) for table in chosen):
         raise TypeError(
@@ -172,7 +171,7 @@ def playable(tables: Sequence[OutcomeTable] | None, reward: Reward | str, alloca
 
 
 def observation_space(positions: Positions) -> spaces.Space[dict[str, Array]]:
-    """Return the space that holds every observation of these positions, and no dimension more than they need."""
+    """Return the smallest space that holds every observation of these positions."""
     seen = positions.by_architecture
     layers, edges, points = seen["layers"], seen["edges"], seen["growth_points"]
     largest = float(np.ceil(np.abs(layers).max()))
@@ -196,7 +195,7 @@ def observation_space(positions: Positions) -> spaces.Space[dict[str, Array]]:
             "allocation": spaces.Box(0, LARGEST_COUNT, (2,), np.int64),
         }
     )
-    # Gymnasium types a Dict as a space of spaces, where it holds dictionaries of their elements.
+    # Gymnasium types a Dict as a space of spaces, although it holds dictionaries of their elements.
     return cast("spaces.Space[dict[str, Array]]", space)
 
 
@@ -211,15 +210,15 @@ def illegal_at(positions: Positions, at: int, action: object, where: str = "") -
 
 
 def new_stream(generator: np.random.Generator) -> np.uint64:
-    """Draw what fixes the tables of all episodes until the next seed."""
+    """Draw the number that fixes the tables of all episodes until the next seed."""
     return np.uint64(generator.integers(2**64, dtype=np.uint64))
 
 
 def drawn_table(sampling: Sampling, stream: Any, episode: Any, tables: int) -> Any:
     """Return the table of an episode, or of many: arrays of streams and episode numbers, from 0, give an array.
 
-    Uniform draws are splitmix64's (Steele, Lea and Flood 2014): a function of the episode's number, so that a
-    thousand environments draw at once what each would draw alone.
+    Uniform draws are splitmix64's (Steele, Lea and Flood 2014): a function of the episode's number, so that a thousand
+    environments draw at once the same tables as each alone.
     """
     if sampling is Sampling.IN_TURN:
         return np.asarray(episode) % tables
@@ -234,14 +233,14 @@ def drawn_table(sampling: Sampling, stream: Any, episode: Any, tables: int) -> A
 
 
 class OutcomeVectorEnvironment(VectorEnv[dict[str, Array], Array, Array]):
-    """`num_envs` times `OutcomeEnvironment`; what it says about actions, observations, end and rewards holds here.
+    """`num_envs` times `OutcomeEnvironment`, with the same actions, observations, end and rewards.
 
     Equal step by step to Gymnasium's `SyncVectorEnv` of as many of them with the same seeds: `reset(seed=s)` gives
     environment i the seed s + i, and a sequence of seeds one to each.
 
-    **Autoreset** is `NEXT_STEP`, Gymnasium's own: the step that ends an episode returns its last observation; the
-    next step ignores that environment's action, begins a new episode and is worth 0. Leave that step out of what
-    is learnt from: its mask, from the step before, is all 0.
+    **Autoreset** is `NEXT_STEP`, Gymnasium's own: the step that ends an episode returns its last observation; the next
+    step ignores that environment's action, begins a new episode and is worth 0. Exclude that step from learning: its
+    mask, from the step before, is all 0.
     """
 
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
@@ -256,7 +255,7 @@ class OutcomeVectorEnvironment(VectorEnv[dict[str, Array], Array, Array]):
         render_mode: None = None,
         illegal: str = RAISE,
     ) -> None:
-        """Take the number of environments, and for all of them what `OutcomeEnvironment` takes."""
+        """Take the number of environments, and the arguments of `OutcomeEnvironment` for all of them."""
         if num_envs < 1:
             raise ValueError(f"num_envs is {num_envs}; give at least 1")
         self._raises = checked(illegal, NOTHING) == RAISE
@@ -275,7 +274,7 @@ class OutcomeVectorEnvironment(VectorEnv[dict[str, Array], Array, Array]):
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Begin an episode in each environment; `options={"table": name}` says on which table in all of them."""
+        """Begin an episode in each environment; `options={"table": name}` selects the table of all of them."""
         if seed is not None or self._episodes[0] == NO_INDEX:
             self._streams = self._seeded(seed)
             self._episodes[:] = NO_INDEX
@@ -285,7 +284,7 @@ class OutcomeVectorEnvironment(VectorEnv[dict[str, Array], Array, Array]):
     def step(self, actions: Array) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Any]]:
         """Carry out one decision in each environment; where the last step ended an episode, begin the next one.
 
-        Raises `IllegalActionError`, naming the environment, and leaves all of them where they were.
+        Raise `IllegalActionError`, naming the environment, and leave all of them unchanged.
         """
         if self._at[0] == NO_INDEX:
             raise ResetNeeded("no episode is running: call reset() before the first step")
@@ -303,7 +302,7 @@ class OutcomeVectorEnvironment(VectorEnv[dict[str, Array], Array, Array]):
         elif np.any(wrong & ~ended):
             first = int(np.flatnonzero(wrong & ~ended)[0])
             raise illegal_at(self.positions, int(self._at[first]), chosen[first], f"environment {first}: ")
-        # Rewards are 0 where an episode is over already.
+        # Rewards are 0 in episodes that are over already.
         rewards = self.positions.rewards[self._at, played]
         self._at = np.where(ended, NO_INDEX, self.positions.next_states[self._at, played])
         if ended.any():
@@ -335,7 +334,7 @@ class OutcomeVectorEnvironment(VectorEnv[dict[str, Array], Array, Array]):
             "_table": everywhere.copy(),
         }
         if over.any():
-            # It is 0 where no episode has just ended.
+            # It is 0 unless an episode has just ended.
             infos |= {"accuracy": self.positions.accuracies[self._at], "_accuracy": over.copy()}
         return infos
 

@@ -323,7 +323,7 @@ def test_one_job_gives_no_interval() -> None:
     assert (found.effective, found.effective_in_service, found.low, found.high) == (1.0, 3.0, None, None)
     (refusal,) = worse_on_history(found, GateTerms(margin=1, least_effective=1))
     assert refusal.startswith("too little history: the 4 held-out jobs count as 1.0 for what")
-    assert refusal.endswith("2 are asked for")
+    assert refusal.endswith("2 are required")
 
 
 @pytest.mark.sweep("simulated histories of decisions")
@@ -470,7 +470,7 @@ def test_what_a_parent_learnt_from_judges_no_child(
     judged = judge(child, bad, TERMS, tables=(), history=history).history
     assert judged is not None
     assert judged.episodes == len(split(history.episodes, 0.25, 0)[1])
-    with pytest.raises(LearningError, match="held_out_seed=5 would hold out what"):
+    with pytest.raises(LearningError, match="held_out_seed=5 would hold out data"):
         learn([], history=history, config=HistoryConfig(updates=1, held_out_seed=5), parent=child)
 
 

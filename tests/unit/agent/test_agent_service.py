@@ -421,7 +421,7 @@ def test_a_database_of_another_version_ends_start_up(call: Send, policy: Policy,
     call(app_with(policy, path), [("POST", "/v1/outcomes", {"json": OUTCOME})])
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 9")
-    with pytest.raises(StoreError, match=r"outcomes\.db: is of version 9, of a newer Espalier"):
+    with pytest.raises(StoreError, match=r"outcomes\.db: has version 9, of a newer Espalier"):
         call(app_with(policy, path), [("GET", "/healthz", {})])
 
 

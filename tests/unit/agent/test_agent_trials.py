@@ -187,7 +187,7 @@ def test_trials_of_one_job_promote_nothing() -> None:
     for names in (["a"], ["a", "b", "c"]):
         judged = compare_on_trials(policy, policy, gather([tried("job", name) for name in names]).tried)
         assert (judged.decisions, judged.jobs, judged.low, judged.high) == (len(names), 1, None, None)
-        assert "2 are asked for" in worse_on_trials(judged, margin=0.01, least_effective=1)[0]
+        assert "2 are required" in worse_on_trials(judged, margin=0.01, least_effective=1)[0]
 
 
 def test_promote_says_that_trials_of_one_job_are_too_few(tmp_path: Path) -> None:

@@ -88,5 +88,5 @@ def test_a_file_by_the_old_letter_is_taken_with_a_warning(option: str, tmp_path:
 
     done = CliRunner().invoke(written, [option, "f"])
     assert (done.exit_code, done.stdout) == (0, "f\n")
-    assert ("write --output" in done.stderr) == (option == "-o")
+    assert ("use --output" in done.stderr) == (option == "-o")
     assert "Missing option '--output'" in CliRunner().invoke(written, []).stderr

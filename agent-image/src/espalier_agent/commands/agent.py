@@ -1,6 +1,6 @@
 """`espalier agent ...`, also `python -m espalier_agent ...`: stdout is data, stderr is progress.
 
-Below the group: what its commands print for people, progress and evaluations.
+Below the group: the output of its commands for people, progress and evaluations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""`espalier agent evaluate` and `espalier agent promote`: rank what a policy chooses, and replace the policy in service
-if the new one is not worse.
-"""
+"""`espalier agent evaluate` and `espalier agent promote`: rank a policy's choices; replace the one in service."""
 
 from __future__ import annotations
 
@@ -154,5 +152,5 @@ def _print_history(found: OnHistory) -> None:
 
 
 def _interval(low: float | None, high: float | None) -> str:
-    # One job says nothing of how much jobs differ.
+    # One job does not show how much jobs differ.
     return "too few jobs for an interval" if low is None else f"95 % {low:+.4f} to {high:+.4f}"

@@ -1,4 +1,4 @@
-"""`espalier agent learn`, and what it shares with `evaluate` and `promote`: their inputs."""
+"""`espalier agent learn`, and the inputs that it shares with `evaluate` and `promote`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ USER_ERRORS = (DocumentError, PolicyError, TableError, LearningError, StoreError
 def gather_tables(sources: tuple[str, ...]) -> tuple[OutcomeTable, ...]:
     """Read tables: included sets by name, folders (`*.json` in each), and single files.
 
-    An included set hides a folder of the same name, which can be given as `./NAME`. Raises `DocumentError` for a
-    missing or damaged table, `TableError` for one that cannot be played; both name the file.
+    An included set hides a folder of the same name, which can be given as `./NAME`. Raise `DocumentError` for a missing
+    or damaged table, `TableError` for one that cannot be played; both name the file.
     """
     tables: list[OutcomeTable] = []
     for source in sources:
@@ -89,7 +89,7 @@ corpus_option = click.option(
 
 
 def gather_corpora(sources: tuple[str, ...]) -> tuple[GrowthCorpus, ...]:
-    """Read corpora: included ones by name, and files; raises `DocumentError`."""
+    """Read corpora: included ones by name, and files; raise `DocumentError`."""
     return tuple(carried_corpus(one) if one in corpus_names() else read_corpus(Path(one)) for one in sources)
 
 
@@ -103,7 +103,7 @@ def read_history(sources: tuple[Path, ...]) -> Gathered:
         err=True,
     )
     if history.tried:
-        click.echo(f"trials: {len(history.tried)} decisions, each with what its arms have shown", err=True)
+        click.echo(f"trials: {len(history.tried)} decisions, each with the results of its arms", err=True)
     if history.certain and not history.episodes and not history.tried:
         click.echo(
             "warning: the service always took its best action, so the effect of other actions is unknown; "
@@ -192,8 +192,8 @@ def learn(
     expected follows the exact gradient of the expected return over all sequences of all tables; distilled teaches one
     network the average of several such runs; reinforce is the paper's learner; ppo and dqn play episodes; trees learns
     regression trees, from a --corpus too, and graph-gains a graph network of the same gains. With --from-history,
-    expected continues with the outcomes of real advice and trials, and these two learn from them, too; a quarter of
-    the jobs is held out for `promote` (--set held_out_share=.25).
+    expected continues with the outcomes of real advice and trials, and these two learn from them, too; a quarter of the
+    jobs is held out for `promote` (--set held_out_share=0.25).
     """
     options = {"episodes": episodes, "learning_rate": learning_rate, "temperature": temperature}
     changes: dict[str, object] = {key: value for key, value in options.items() if value is not None}
@@ -237,7 +237,7 @@ def learn(
 
 
 def _require_folder(output: Path) -> None:
-    """Make the policy's folder; `CommandError` where that or writing into it fails: before minutes of learning."""
+    """Create the policy's folder; raise `CommandError` if that or writing into it fails, before minutes of learning."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         if not os.access(output, os.W_OK):
@@ -252,7 +252,7 @@ def _not_held_out(tables: tuple[OutcomeTable, ...], held_out: tuple[OutcomeTable
 
 
 def in_curriculum(tables: tuple[OutcomeTable, ...], curriculum: str) -> tuple[OutcomeTable, ...]:
-    """Order tables by scenario, e.g. `early-late-middle`; raises `LearningError` if the tables do not match it."""
+    """Order tables by scenario, e.g. `early-late-middle`; raise `LearningError` if the tables do not match it."""
     order = curriculum.split("-")
     found = {table.scenario for table in tables}
     if len(set(order)) != len(order) or set(order) != found:

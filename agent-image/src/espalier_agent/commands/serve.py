@@ -1,4 +1,4 @@
-"""`espalier agent serve`, and the description of what it serves."""
+"""`espalier agent serve`, and the OpenAPI description of its service."""
 
 from __future__ import annotations
 

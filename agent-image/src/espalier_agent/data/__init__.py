@@ -16,12 +16,12 @@ NAMED_MODELS: Final = ("cnn1", "cnn2")
 POLICY_FOLDER: Final = "policies/default"
 """Folder of the shipped policy, in this package."""
 STRANGERS_FOLDER: Final = "policies/unseen"
-"""Folder of the policy that answers for models with layers that the shipped one has never met."""
+"""Folder of the policy for models with layers that the shipped policy has never met."""
 
 
 @cache
 def named_architecture(name: str) -> Architecture:
-    """Return the starting model with this name; raises `KeyError` if there is none."""
+    """Return the starting model with this name; raise `KeyError` if there is none."""
     if name not in NAMED_MODELS:
         raise KeyError(name)
     text = files(__name__).joinpath("architectures", f"{name}.json").read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ def table_sets() -> tuple[str, ...]:
 
 @cache
 def carried_tables(name: str) -> tuple[OutcomeTable, ...]:
-    """Return a set of tables, ordered by file name; raises `KeyError` if no set has this name."""
+    """Return a set of tables, ordered by file name; raise `KeyError` if no set has this name."""
     if name not in table_sets():
         raise KeyError(name)
     with as_file(files(__name__).joinpath("outcomes", name)) as folder:
@@ -55,7 +55,7 @@ def corpus_names() -> tuple[str, ...]:
 
 @cache
 def carried_corpus(name: str) -> GrowthCorpus:
-    """Return an included corpus; raises `KeyError` if none has this name."""
+    """Return an included corpus; raise `KeyError` if none has this name."""
     if name not in corpus_names():
         raise KeyError(name)
     with as_file(files(__name__).joinpath("corpora", name + SUFFIX)) as path:

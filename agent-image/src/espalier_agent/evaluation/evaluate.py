@@ -1,15 +1,15 @@
 """Evaluation of a policy on outcome tables: the rank of its greedy sequence among all sequences (Lamelas 6.5).
 
-It is compared with sequences that are chosen without a network.
+It is compared with sequences chosen without a network.
 
-Tables with several seeds tell how much of a rank is noise (`rank_noise`). The accuracy of a sequence under a seed is
+Tables with several seeds show how much of a rank is noise (`rank_noise`). The accuracy of a sequence under a seed is
 taken as the sequence's own value, plus the seed's (it moves all sequences alike, so it changes no rank), plus noise.
 The noise's deviation is pooled over all sequences: two or three seeds give a poor estimate for each. So it is right on
-the average of a table's sequences, not for each of them. Sequences that share decisions also share a part of their
-noise, which is left aside: two such are known apart a little better than is shown here.
+average over a table's sequences, not for each of them. Sequences that share decisions also share a part of their noise,
+which is ignored: two such sequences differ a little more reliably than shown here.
 
-Ranks are simulated: the truth is drawn about the means that were measured. These are spread wider than the truth, as
-noise is in them too, so where all sequences are nearly equal the intervals are too narrow rather than too wide.
+Ranks are simulated: the truth is drawn around the measured means. These are spread wider than the truth, because they
+contain noise too, so where all sequences are nearly equal the intervals are too narrow rather than too wide.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 COVERED: Final = 0.9
-"""Share of the simulated ranks within an interval; half of the rest is outside of each end."""
+"""Share of the simulated ranks within an interval; half of the rest is beyond each end."""
 DRAWS: Final = 2000
 FIRST_FEW: Final = 5
 PAPER_RANDOM_RUNS: Final = 10
@@ -53,7 +53,7 @@ class RankNoise(Record):
     standard_error: float
     """Standard error of a sequence's mean over the seeds."""
     rank_width: float
-    """Ranks in the 90 % interval of a sequence's rank by its mean, on the average of all sequences."""
+    """Ranks in the 90 % interval of a sequence's rank by its mean, on average over all sequences."""
     spearman: float
     """Rank correlation of two seeds' accuracies, mean over pairs; ties share the middle of their ranks."""
     kendall: float
@@ -61,24 +61,24 @@ class RankNoise(Record):
     first_among_first_five: float
     """Probability that the sequence that is best under one seed is truly among the best five."""
     regret_of_one_seed: float
-    """Best mean of the other seeds, less their mean for the sequence that is best under one; mean over the seeds.
-    A policy that memorised one seed's table would have this regret: less is not distinguishable from noise."""
+    """Best mean of the other seeds, less their mean for the sequence that is best under one; mean over the seeds. A
+    policy that memorised one seed's table would have this regret: a smaller one cannot be distinguished from noise."""
 
 
 class ResultNoise(Record):
-    """The same for one sequence of a table."""
+    """The noise of one sequence of a table."""
 
     standard_error: float
     rank_low: int
-    """The 90 % interval of its rank."""
+    """Lower end of the 90 % interval of its rank."""
     rank_high: int
     regret_in_errors: float | None
-    """Regret by the standard error of a difference of two means; null where the seeds do not differ. Were all 64
-    sequences of a table truly the same, the best of them would be about 1.7 of these above any other."""
+    """Regret in standard errors of a difference of two means; null where the seeds do not differ. If all 64 sequences
+    of a table were equal, the best of them would be about 1.7 of these above any other."""
 
 
 def accuracies_by_seed(table: OutcomeTable) -> Floats | None:
-    """Return (sequences in lexicographic order, seeds); None where the table does not hold two seeds or more."""
+    """Return (sequences in lexicographic order, seeds); None if the table does not have two seeds or more."""
     found = [outcome.accuracies for outcome in sorted(table.sequences, key=lambda outcome: outcome.actions)]
     if table.seeds is None or len(table.seeds) < 2 or any(each is None for each in found):
         return None
@@ -89,14 +89,14 @@ def pooled_deviation(accuracies: Floats) -> float:
     """Return the deviation of one accuracy about its sequence's and its seed's mean, for (sequences, seeds)."""
     sequences, seeds = accuracies.shape
     left = accuracies - accuracies.mean(axis=1, keepdims=True) - accuracies.mean(axis=0) + accuracies.mean()
-    # Figures that differ by rounding alone do not differ.
+    # Differences by rounding alone count as 0.
     left[np.abs(left) < 1e-12] = 0.0
     freedom = max((sequences - 1) * (seeds - 1), 1)
     return math.sqrt(float((left**2).sum()) / freedom)
 
 
 def simulated_ranks(accuracies: Floats, seed: int = 0, draws: int = DRAWS) -> Integers:
-    """Return ranks (draws, sequences) that the means of these accuracies (sequences, seeds) may have in truth."""
+    """Return possible true ranks (draws, sequences) of the means of these accuracies (sequences, seeds)."""
     return _ranks(_truths(accuracies, np.random.default_rng(seed), draws))
 
 
@@ -108,7 +108,7 @@ def rank_intervals(accuracies: Floats, seed: int = 0) -> tuple[Integers, Integer
 
 
 def result_noise(accuracies: Floats, sequence: int, seed: int = 0) -> ResultNoise:
-    """Return what is known of one sequence's rank and regret; `sequence` is its row."""
+    """Return the noise of one sequence's rank and regret; `sequence` is its row."""
     low, high = rank_intervals(accuracies, seed)
     means = accuracies.mean(axis=1)
     error = pooled_deviation(accuracies) / math.sqrt(accuracies.shape[1])
@@ -142,12 +142,12 @@ def rank_noise(table: str, accuracies: Floats, seed: int = 0) -> RankNoise:
 
 
 def spearman(one: Floats, other: Floats) -> float:
-    """Return Spearman's rank correlation; 0 where all of either are equal."""
+    """Return Spearman's rank correlation; 0 if all values of either are equal."""
     return _correlation(_middle_ranks(one), _middle_ranks(other))
 
 
 def kendall(one: Floats, other: Floats) -> float:
-    """Return Kendall's tau-b; 0 where all of either are equal."""
+    """Return Kendall's tau-b; 0 if all values of either are equal."""
     upper = np.triu_indices(len(one), 1)
     first, second = (np.sign(values[:, None] - values[None, :])[upper] for values in (one, other))
     norm = math.sqrt(float((first**2).sum()) * float((second**2).sum()))
@@ -162,7 +162,7 @@ def _truths(accuracies: Floats, chance: np.random.Generator, draws: int) -> Floa
 
 
 def _ranks(values: Floats) -> Integers:
-    """Return 1 + how many of the same row are higher, for each of (rows, sequences)."""
+    """Return 1 + the number of higher values in the same row, for each of (rows, sequences)."""
     count = values.shape[1]
     return np.stack([1 + count - np.searchsorted(np.sort(row), row, side="right") for row in values])
 
@@ -175,7 +175,7 @@ def _first_among_first(accuracies: Floats, deviation: float, chance: np.random.G
 
 def _regret_of(accuracies: Floats, seed: int) -> float:
     own, others = accuracies[:, seed], np.delete(accuracies, seed, axis=1).mean(axis=1)
-    # Of several that are equally good under the seed, any may be picked.
+    # If several are equally good under the seed, any may be picked.
     return float(others.max() - others[own == own.max()].mean())
 
 
@@ -192,7 +192,7 @@ def _correlation(one: Floats, other: Floats) -> float:
 
 
 class SequenceResult(Record):
-    """One sequence of decisions and what it led to."""
+    """One sequence of decisions and its result."""
 
     actions: tuple[str, ...]
     accuracy: float
@@ -216,15 +216,15 @@ class TableResult(Record):
     none: SequenceResult
     """Doing nothing each time."""
     random_mean_accuracy: float
-    """Mean over all sequences: what uniformly random decisions give."""
+    """Mean over all sequences, which is the expectation of uniformly random decisions."""
     random_ten_mean_accuracy: float
     """Mean of ten random sequences, the paper's baseline; it depends on the seed."""
     best: SequenceResult
     heuristic: SequenceResult
     """The trainer's fallback: the first growth point while a tenth of the budget is left."""
     best_on_average: SequenceResult | None
-    """The sequence that is best on average over the tables that the policy has learnt: a baseline without a network.
-    None if no such table is given, or if they have other actions."""
+    """The sequence that is best on average over the policy's learnt tables: a baseline without a network. None if no
+    such table is given, or if they have other actions."""
     noise: ResultNoise | None = None
     """Uncertainty of rank and regret; None if the table has fewer than two seeds."""
 
@@ -239,9 +239,9 @@ class PolicyEvaluation(Record):
 
 
 def evaluate(policy: Policy, tables: Sequence[OutcomeTable], *, seed: int = 0) -> PolicyEvaluation:
-    """Roll the policy out greedily on each table; raises `TableError` for one that cannot be played.
+    """Roll the policy out greedily on each table; raise `TableError` for one that cannot be played.
 
-    `seed` is that of the ten random sequences. Tables that the policy has learnt are recognised by their digest.
+    `seed` is for the ten random sequences. Tables that the policy has learnt are recognised by their digest.
     """
     trees = [decision_tree(table) for table in tables]
     known = {learnt.sha256 for learnt in policy.lineage.tables}
@@ -257,7 +257,7 @@ def evaluate(policy: Policy, tables: Sequence[OutcomeTable], *, seed: int = 0) -
 
 
 def greedy_sequence(policy: Policy, tree: DecisionTree) -> tuple[int, ...]:
-    """Return the actions (indices into the table's) that the policy chooses, one after the other."""
+    """Return the policy's chosen actions (indices into the table's), one after the other."""
     return tree.follow(lambda request: decide(policy, request).action)
 
 
@@ -296,7 +296,7 @@ def _result(
 
 
 def none_sequence(tree: DecisionTree) -> tuple[int, ...]:
-    """Do nothing each time."""
+    """Return the sequence that does nothing each time."""
     return (len(tree.actions) - 1,) * tree.decisions
 
 
@@ -306,12 +306,12 @@ def best_sequence(tree: DecisionTree) -> tuple[int, ...]:
 
 
 def heuristic_sequence(tree: DecisionTree) -> tuple[int, ...]:
-    """Deepen the first growth point while a tenth of the budget is left."""
+    """Return the sequence that deepens the first growth point while a tenth of the budget is left."""
     return tree.follow(heuristic)
 
 
 def random_mean(tree: DecisionTree) -> float:
-    """Return the mean accuracy of all sequences: what uniformly random decisions give."""
+    """Return the mean accuracy of all sequences, which is the expectation of uniformly random decisions."""
     return fmean(tree.accuracies)
 
 
@@ -325,7 +325,7 @@ def random_mean_of_ten(tree: DecisionTree, seed: int) -> float:
 def best_on_average(trees: Sequence[DecisionTree]) -> tuple[int, ...] | None:
     """Return the sequence with the greatest mean standardised reward on these tables.
 
-    None without tables, and where their sequences differ: an action's number means another thing in each.
+    None without tables, or if their sequences differ: an action's number would mean another action in each.
     """
     if not trees or any(tree.sequences != trees[0].sequences for tree in trees):
         return None

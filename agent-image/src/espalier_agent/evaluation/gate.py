@@ -1,16 +1,17 @@
-"""Decides whether a new policy may replace the one in service: only if it is not worse on data that it has not learnt.
+"""Decision on whether a new policy may replace the one in service: only if it is not worse on data that it has not
+learnt.
 
-Tables: the mean regret of its greedy sequences must not be greater. History: of jobs that were held out, it is
-estimated what each of the two would have given, both greedy, as `history.off_policy` does; the difference has an
-interval over jobs (each one's influence on the two ratios, the delta method). It counts jobs as far as they weigh:
-many jobs of which few tried what a policy would do say no more than these few. Where the two differ, what each would
-do must have been tried in enough jobs: the interval knows nothing of what never was. It is enough that the lower end is
-not below 0 by more than a margin, a test of non-inferiority: that it is better could take years of jobs to show. Where
-the interval is too wide to say so, that is the answer, and the policy in service stays.
+Tables: the mean regret of its greedy sequences must not be greater. History: the value of each greedy policy is
+estimated on held-out jobs, as in `history.off_policy`; the difference has an interval over jobs (each one's influence
+on the two ratios, the delta method). Jobs count by their weight: of many jobs, only the few that tried a policy's
+actions say something about it. Where the two differ, the actions of each must have been tried in enough jobs: the
+interval ignores actions that never were. It is enough that the lower end is not below 0 by more than a margin, a test
+of non-inferiority: to show that it is better could take years of jobs. If the interval is too wide for that, the policy
+in service stays.
 
-Trials show several actions in one state, whoever was in service: both policies are compared on these as well. An
-interval counts jobs there (`clustered_interval`), because decisions of one job resemble each other. The agent's image
-has no scipy, so the quantile is found here.
+Trials show several actions in one state, whichever policy was in service: both policies are compared on these as well.
+An interval counts jobs there (`clustered_interval`), because decisions of one job resemble each other. The agent's
+image has no scipy, so the quantile is found here.
 """
 
 from __future__ import annotations
@@ -42,38 +43,38 @@ TOLERANCE: Final = 1e-9
 
 
 class OnTrials(Record):
-    """Both policies on decisions that trials took, which the new one has not learnt from."""
+    """Both policies on decisions of trials that the new one has not learnt from."""
 
     decisions: int
-    """Those in which the trial shows what each of the two would have chosen."""
+    """Decisions in which the trial shows the choices of both."""
     jobs: int
-    """Those whose decisions these are: decisions of one job resemble each other."""
+    """Jobs of these decisions: decisions of one job resemble each other."""
     changed: int
     """Decisions in which the two choose differently."""
     changed_jobs: int
     """Jobs with such a decision."""
     untold: int
-    """Decisions left out: one of the two would have chosen what was not tried."""
+    """Decisions left out: one of the two would have chosen an action that was not tried."""
     difference: float | None
-    """Gain of the new policy's choices less that of those in service; None without a decision."""
+    """Gain of the new policy's choices less the gain of those in service; None without a decision."""
     low: float | None
-    """Lower end of its 95 % interval, which counts jobs; None for fewer than two."""
+    """Lower end of its 95 % interval, which counts jobs; None for fewer than two jobs."""
     high: float | None
 
 
 def choices(policy: Policy, decisions: Sequence[HistoryDecision]) -> list[Action]:
-    """Return what a policy chooses in each state, greedily."""
+    """Return a policy's greedy choice in each state."""
     if not decisions:
         return []
     if policy.strangers is None and ENCODERS.load(policy.network.config.encoder).learnt_by is None:
         states = LoggedStates(Log.of(decisions), policy.network, policy.vocabulary)
         return states.preferred(policy.network)
-    # Trees read more of a request than its model and time.
+    # Trees read more of a request than the model and the time.
     return [decide(policy, one.request()).action for one in decisions]
 
 
 def compare_on_trials(policy: Policy, in_service: Policy, tried: Sequence[Tried]) -> OnTrials:
-    """Compare what trials have shown of the growths that each of the two would have chosen in the same states."""
+    """Compare the results, in trials, of the growths that each of the two would have chosen in the same states."""
     made = [one.decision for one in tried]
     pairs = [
         (one.id, _shown(one, new), _shown(one, old), new != old)
@@ -102,16 +103,16 @@ def _shown(tried: Tried, action: Action) -> float | None:
 
 
 def worse_on_trials(found: OnTrials, *, margin: float, least_effective: float) -> list[str]:
-    """Return why the new policy is refused by trials, empty where it is not."""
+    """Return why the new policy is refused by trials; empty if it is not."""
     if found.low is None or found.jobs < least_effective:
         return [
             f"too few trials: those of {found.jobs} held-out jobs show what both policies would choose, "
-            f"{max(2, least_effective):g} are asked for"
+            f"{max(2, least_effective):g} are required"
         ]
     if found.untold and found.changed_jobs < least_effective:
         return [
             f"too few trials of what would change: those of {found.changed_jobs} jobs, and {found.untold} trials "
-            f"did not try what one of the policies would choose; {least_effective:g} are asked for; "
+            f"did not try what one of the policies would choose; {least_effective:g} are required; "
             "serve with --explore, or use Race"
         ]
     if found.low >= -margin:
@@ -123,9 +124,9 @@ def worse_on_trials(found: OnTrials, *, margin: float, least_effective: float) -
 def clustered_interval(values: Sequence[float], groups: Sequence[str]) -> tuple[float, float] | None:
     """Return the 95 % interval of the mean of `values`, each of one of the `groups`; None for fewer than two groups.
 
-    The variance sums residuals within a group first, and the interval is by Student's t with one degree of freedom less
-    than there are groups (Cameron and Miller, "A Practitioner's Guide to Cluster-Robust Inference", Journal of Human
-    Resources 50, 2015). Where each group has one value, it is the usual interval.
+    The variance sums residuals within a group first, and the interval is by Student's t with degrees of freedom one
+    below the number of groups (Cameron and Miller, "A Practitioner's Guide to Cluster-Robust Inference", Journal of
+    Human Resources 50, 2015). Where each group has one value, it is the usual interval.
     """
     count = len(set(groups))
     if count < 2:
@@ -140,7 +141,7 @@ def clustered_interval(values: Sequence[float], groups: Sequence[str]) -> tuple[
 
 
 def student_quantile(degrees: int) -> float:
-    """Return what a Student's t variable with these degrees of freedom exceeds in absolute value with 5 %."""
+    """Return the value that |t| of Student with these degrees of freedom exceeds with a probability of 5 %."""
     low, high = 0.0, math.pi / 2  # of the angle atan(t / sqrt(degrees))
     for _ in range(60):
         middle = (low + high) / 2
@@ -160,7 +161,7 @@ def _within(angle: float, degrees: int) -> float:
 
 
 class GateError(ValueError):
-    """There is not enough data for a decision. The message names what is missing."""
+    """There is not enough data for a decision. The message names the missing data."""
 
 
 class GateTerms(Record):
@@ -171,7 +172,7 @@ class GateTerms(Record):
     least_effective: float
     """Minimum effective number of jobs in a history for a decision."""
     unit: Unit = Unit.DECISION
-    """What has an importance weight."""
+    """The unit that has an importance weight."""
 
 
 class OnTables(Record):
@@ -196,17 +197,17 @@ class OnHistory(Record):
     """Effective number of jobs in the new policy's estimate."""
     effective_in_service: float
     effective_changed: float | None
-    """The smaller of the two policies', of what would change alone; None where nothing would."""
+    """The smaller effective number of the two policies among the changed decisions; None where nothing changes."""
     difference: float | None
     """Estimated accuracy of the new policy less that of the one in service; None where one has no weight at all."""
     low: float | None
-    """Lower end of its 95 % interval, by Student's t with one degree of freedom less than the smallest of the effective
-    numbers of jobs; None where that is below two."""
+    """Lower end of its 95 % interval, by Student's t with degrees of freedom one below the smallest effective number of
+    jobs; None if that is below two."""
     high: float | None
 
 
 class Judgement(Record):
-    """The comparison, and why the new policy is refused; without refusals it may go into service."""
+    """The comparison, and the reasons to refuse the new policy; without refusals it may go into service."""
 
     policy: PolicyVersion
     in_service: PolicyVersion
@@ -221,7 +222,7 @@ def judge(
 ) -> Judgement:
     """Compare two policies on tables and on a history, as far as they are given.
 
-    Raises `GateError` where there is nothing that the new policy has not learnt from, and `TableError`.
+    Raise `GateError` if there is nothing that the new policy has not learnt from, and `TableError`.
     """
     on_tables = _on_tables(policy, in_service, tables) if tables else None
     on_history, on_trials = None, None
@@ -232,7 +233,7 @@ def judge(
             _, held_out = split(history.episodes, learnt.held_out_share, learnt.held_out_seed)
             _, tried = split(history.tried, learnt.held_out_share, learnt.held_out_seed)
         on_trials = compare_on_trials(policy, in_service, tried) if tried else None
-        # Jobs of a service that lets trials decide may be all there are: then these judge alone.
+        # Jobs of a service that lets trials decide may be the only ones: then these judge alone.
         if held_out or on_trials is None:
             on_history = compare(policy, in_service, held_out, terms.unit)
     refusals = [
@@ -255,9 +256,9 @@ def judge(
 
 
 def compare(policy: Policy, in_service: Policy, episodes: Sequence[Episode], unit: Unit) -> OnHistory:
-    """Estimate what each would have given where it is greedy, from episodes that the new one has not learnt from.
+    """Estimate the value of each greedy policy from episodes that the new one has not learnt from.
 
-    The one in service is flattered by those that it has learnt from.
+    The policy in service is flattered by episodes that it has learnt from.
     """
     episodes = comparable(episodes)
     if not episodes:
@@ -269,10 +270,10 @@ def compare(policy: Policy, in_service: Policy, episodes: Sequence[Episode], uni
 def estimated(
     episodes: Sequence[Episode], actions: Sequence[Action], in_service: Sequence[Action], unit: Unit
 ) -> OnHistory:
-    """Estimate the difference between always taking `actions` and taking those `in_service`, one a decision each.
+    """Estimate the difference between always taking `actions` and always taking those `in_service`, one per decision.
 
     No episode may be the only one of its kind. Where the policies agree, both estimates have the same jobs in them,
-    however many: the jobs in which a change was tried show whether it was.
+    however many: the jobs in which a change was tried determine whether it was tried enough.
     """
     log = Log(episodes, centred(episodes), unit)
     done = [decision.action for decision in log.decisions]
@@ -292,7 +293,7 @@ def estimated(
     if min(effective) > 0:
         influences = [_influence(log, each, len(episodes)) for each in weights]
         values = [float(self_normalised(each, log.rewards)) for each in weights]
-        # A decision's value is what one decision changes: that of a job is the sum over its decisions.
+        # The value of a decision is the effect of that decision alone: a job's value is the sum over its decisions.
         scale = len(log.decisions) / len(episodes) if unit is Unit.DECISION else 1.0
         difference = scale * (values[0] - values[1])
         jobs = min(*effective, math.inf if of_changed is None else of_changed)
@@ -314,17 +315,17 @@ def estimated(
 
 
 def _influence(log: Log, weights: Tensor, episodes: int) -> Tensor:
-    """Return how each episode moves the self-normalised estimate, to first order."""
+    """Return the effect of each episode on the self-normalised estimate, to first order."""
     of_units = weights * (log.rewards - self_normalised(weights, log.rewards)) / weights.sum()
     return of_units.new_zeros(episodes).index_add(0, log.episode_of_unit, of_units)
 
 
 def _jobs(log: Log, weights: Tensor) -> float:
-    """Return the effective number of jobs, by their weights: decisions of one job share its accuracy."""
+    """Return the effective number of jobs by their weights: decisions of one job share its accuracy."""
     if not bool(weights.any()):
         return 0.0
     of_jobs = weights.new_zeros(int(log.episode[-1]) + 1).index_add(0, log.episode_of_unit, weights)
-    return round(float(effective_size(of_jobs)), 6)  # jobs of one weight are a whole number
+    return round(float(effective_size(of_jobs)), 6)  # equal weights give a whole number
 
 
 def _on_tables(policy: Policy, in_service: Policy, tables: Sequence[OutcomeTable]) -> OnTables:
@@ -354,19 +355,19 @@ def _worse_on_tables(found: OnTables) -> list[str]:
 
 
 def worse_on_history(found: OnHistory, terms: GateTerms) -> list[str]:
-    """Return why the new policy is refused by a history, empty where it is not."""
+    """Return why the new policy is refused by a history; empty if it is not."""
     effective, least = min(found.effective, found.effective_in_service), max(2, terms.least_effective)
     changed = math.inf if found.effective_changed is None else found.effective_changed
     if found.difference is None or effective < least:
         return [
-            f"too little history: the {found.episodes} held-out jobs count as {effective:.1f} for what the policies "
-            f"would do, {least:g} are asked for"
+            f"too little history: the {found.episodes} held-out jobs count as {effective:.1f} for the policies' "
+            f"choices, {least:g} are required"
         ]
     if found.low is None or changed < least:
         return [
             f"too little history of what would change: {found.changed} of {found.decisions} decisions would, and the "
             f"held-out jobs in which either way was tried count as {changed:.1f}, "
-            f"{least:g} are asked for; serve with a larger --explore, or let more jobs end"
+            f"{least:g} are required; serve with a larger --explore, or let more jobs end"
         ]
     if found.low >= -terms.margin:
         return []

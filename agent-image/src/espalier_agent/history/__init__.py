@@ -1,4 +1,4 @@
-"""The decisions of the service and their outcomes, as it stores and reads them.
+"""Storing and reading the decisions of the service and their outcomes.
 
 >>> from espalier_agent.history import decisions
 >>> for decision in decisions(Path("outcomes.db")): ...

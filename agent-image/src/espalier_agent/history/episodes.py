@@ -1,9 +1,9 @@
-"""Decisions of the service put together to the jobs that they were made for: what is learnt from and judged by.
+"""Decisions of the service, grouped by job, for learning and for judging.
 
-An episode is what one report of a job's end names: the decisions that were carried out, in order, and the accuracy
-that they led to. Jobs are compared with jobs of their kind only: the same starting model, about the same budget, and
-about the same share of it left at the first decision, all of which no decision can change. Data sets are not known
-here; one model trained on two of them looks like one kind.
+An episode is named by one report of a job's end: the decisions that were carried out, in order, and the resulting
+accuracy. Jobs are compared with jobs of their kind only: the same starting model, about the same budget, and about the
+same share of it left at the first decision, which no decision can change. Data sets are unknown here: one model trained
+on two of them looks like one kind.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Kind:
     model: str
     """Fingerprint of the architecture at the first decision."""
     budget: int
-    """Its binary logarithm, rounded."""
+    """Binary logarithm of the budget, rounded."""
     left: int
-    """Quarter of the budget that was left."""
+    """Quarter of the budget that the time left falls into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Episode:
     """The decisions about one job, and their outcome."""
 
     id: str
-    """The job, and when its end was reported: the same whichever of the service's files are read."""
+    """The job, and the time at which its end was reported: the same in all of the service's files."""
     kind: Kind
     decisions: tuple[HistoryDecision, ...]
     accuracy: float
@@ -49,38 +49,38 @@ class Episode:
     def explored(self) -> bool:
         """Whether another action was possible wherever there was a choice.
 
-        A choice that was certain tells nothing of the others, so no weight makes up for what was never tried.
+        A certain choice shows nothing about the others, and no weight makes up for actions that were never tried.
         """
         return all(decision.behaviour_probability < 1 or len(decision.actions) == 1 for decision in self.decisions)
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A decision that a trial took, and what its arms have shown: of several actions, in one and the same state."""
+    """A decision that a trial took, and the results of its arms: several actions in the same state."""
 
     id: str
-    """As an episode's: what is held out of a job is all of it."""
+    """The id of the job, as of an episode, so that a job is held out as a whole."""
     model: str
     """Fingerprint of the architecture."""
     decision: HistoryDecision
     seen: Mapping[str, TrialGain]
-    """By action that grows, as text; nothing gains 0."""
+    """Gain by action that grows, as text; doing nothing gains 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The contents of a history, and how much of it cannot be used."""
+    """The contents of a history, and the numbers of unusable parts."""
 
     episodes: tuple[Episode, ...]
-    """Explored, and of kinds with two or more of them."""
+    """Explored episodes of kinds with two or more of them."""
     without_outcome: int = 0
     """Decisions left out: no outcome was reported, or they were not carried out."""
     certain: int = 0
     """Episodes left out: not explored."""
     alone: int = 0
-    """Episodes left out: the only one of their kind has nothing to be compared with."""
+    """Episodes left out: the only one of its kind has nothing to be compared with."""
     tried: tuple[Tried, ...] = ()
-    """Decisions that a trial took. They are of no episode: no probability of the agent's says what was done."""
+    """Decisions that a trial took. They belong to no episode: no probability of the agent applies to them."""
 
     @property
     def decisions(self) -> int:
@@ -92,7 +92,7 @@ RememberedT = TypeVar("RememberedT", Episode, Tried)
 
 
 def gather(history: Iterable[HistoryDecision]) -> Gathered:
-    """Put decisions together to episodes."""
+    """Group decisions by episode."""
     by_report: dict[tuple[str, str, float], list[HistoryDecision]] = defaultdict(list)
     without_outcome, tried = 0, []
     for decision in history:
@@ -105,9 +105,9 @@ def gather(history: Iterable[HistoryDecision]) -> Gathered:
     found = []
     fingerprints: dict[int, str] = {}
     for (job, reported, accuracy), made in by_report.items():
-        # Clocks of replicas differ, and one may be set back; the job counts its decisions.
+        # Order by the job's count of decisions: clocks of replicas differ, and one may be set back.
         made.sort(key=lambda decision: (decision.progress.adaptations, decision.time, -decision.time_left_seconds))
-        # Decisions share the objects that describe the same model, and a fingerprint takes a millisecond.
+        # Decisions about one model share its description, and a fingerprint takes a millisecond.
         model = made[0].architecture
         if id(model) not in fingerprints:
             fingerprints[id(model)] = model.fingerprint
@@ -121,7 +121,7 @@ def gather(history: Iterable[HistoryDecision]) -> Gathered:
 
 
 def _shown(decisions: Iterable[HistoryDecision], fingerprints: dict[int, str]) -> tuple[Tried, ...]:
-    """Return the decisions whose trials have shown something, sorted as episodes are."""
+    """Return the decisions whose trials have results, sorted like episodes."""
     found = []
     for one in decisions:
         seen = trial_gains(one.trial.arms) if one.trial is not None else {}
@@ -133,9 +133,9 @@ def _shown(decisions: Iterable[HistoryDecision], fingerprints: dict[int, str]) -
 
 
 def comparable(episodes: Iterable[Episode]) -> tuple[Episode, ...]:
-    """Return those that are not the only ones of their kind.
+    """Return the episodes that are not the only ones of their kind.
 
-    Sorted, and not by time: whichever file and moment they come from, the same episodes give the same policy.
+    They are sorted, but not by time: the same episodes give the same policy, whatever their file and moment.
     """
     kept = (episode for members in _by_kind(episodes).values() if len(members) > 1 for episode in members)
     return tuple(sorted(kept, key=lambda episode: (episode.id, episode.accuracy)))
@@ -144,10 +144,10 @@ def comparable(episodes: Iterable[Episode]) -> tuple[Episode, ...]:
 def split(
     episodes: Sequence[RememberedT], share: float, seed: int
 ) -> tuple[tuple[RememberedT, ...], tuple[RememberedT, ...]]:
-    """Return what may be learnt from, and the held-out part: about `share` of the jobs.
+    """Return the part to learn from, and the held-out part: about `share` of the jobs.
 
-    By a digest of the job and its end, so that all its decisions are on one side, one that is held out stays so when
-    more come, and with a smaller share of the same seed none is held out that was not.
+    The choice is by a digest of the job and its end. So all decisions of a job are on one side, a held-out job stays
+    held out when more come, and a smaller share with the same seed holds out a subset.
     """
     learnt: list[RememberedT] = []
     held_out: list[RememberedT] = []
@@ -158,7 +158,7 @@ def split(
 
 
 def standardised(episodes: Sequence[Episode]) -> list[float]:
-    """Return each accuracy less the mean of its kind, by their standard deviation; 0 where all are the same."""
+    """Return each accuracy less the mean of its kind, by their standard deviation; 0 if all are equal."""
     moments = {
         kind: (fmean(values), pstdev(values))
         for kind, members in _by_kind(episodes).items()
@@ -172,9 +172,9 @@ def standardised(episodes: Sequence[Episode]) -> list[float]:
 
 
 def centred(episodes: Sequence[Episode]) -> list[float]:
-    """Return each accuracy less the mean of the others of its kind: what makes kinds comparable and keeps the unit.
+    """Return each accuracy less the mean of the others of its kind, which makes kinds comparable and keeps the unit.
 
-    With itself in the mean an episode of a small kind would seem to differ less than it does. None may be alone.
+    A mean that includes the episode itself would make one of a small kind seem to differ less. None may be alone.
     """
     members = {kind: [episode.accuracy for episode in found] for kind, found in _by_kind(episodes).items()}
     return [
@@ -185,7 +185,7 @@ def centred(episodes: Sequence[Episode]) -> list[float]:
 
 
 def episodes_digest(episodes: Sequence[Episode], tried: Sequence[Tried] = ()) -> str:
-    """Return the SHA-256 (hex) of what is learnt from episodes and trials, whatever their order."""
+    """Return the SHA-256 (hex) of the learnt content of episodes and trials, whatever their order."""
     shown = [f"{one.decision.decision_id} {action} {seen.gain!r}" for one in tried for action, seen in one.seen.items()]
     lines = shown + [
         f"{decision.decision_id} {decision.action} {decision.behaviour_probability!r} {episode.accuracy!r}"

@@ -1,23 +1,22 @@
 """Off-policy estimates of the value of a policy: clipped, self-normalised importance sampling.
 
-What was drawn with probability b and would be done with probability p counts p / b. Three things keep the variance of
-that in bounds:
+An action that was drawn with probability b and that the policy would take with probability p has the weight p / b.
+Three measures keep the variance of that in bounds:
 
-- A learner's weights are cut at √n, n of them (Ionides, Truncated Importance Sampling, 2008): the error that cutting
-  makes goes to 0 with n, and so does the variance. What is rarely tried weighs more than that until there are
-  (actions / share tried)² of them, so where two policies are compared by decisions, whose weights that bounds, nothing
-  is cut: it would hide what differs.
-- The estimate is Σ w·r / Σ w (Swaminathan and Joachims, The Self-Normalized Estimator for Counterfactual Learning,
-  2015): it does not depend on where rewards have their zero, and is never outside of what was seen. Without it a
-  learner gains by giving no weight at all to what was tried.
-- How much it can be trusted is the effective sample size (Σ w)² / Σ w² (Kong 1992).
+- A learner's n weights are cut at √n (Ionides, Truncated Importance Sampling, 2008): the error of cutting goes to 0
+with growing n, and so does the variance. A rarely tried action weighs more than √n until there are (actions / share
+tried)² weights, so where two policies are compared by decisions, whose weights are bounded anyway, nothing is cut: it
+would hide the differences. - The estimate is Σ w·r / Σ w (Swaminathan and Joachims, The Self-Normalized Estimator for
+Counterfactual Learning, 2015): it does not depend on the zero of rewards, and stays within the observed range. Without
+it a learner gains by giving no weight at all to the tried actions. - Its reliability is measured by the effective
+sample size (Σ w)² / Σ w² (Kong 1992).
 
-A weight is that of an episode, the product over its decisions, or that of one decision. Of an episode it is unbiased
-but for the cut, and hopeless for long ones: a job's accuracy comes at its end, so weights of decisions that multiply
-those before (Precup, Sutton and Singh 2000) are the same product. Of a decision alone (Degris, White and Sutton,
-Off-Policy Actor-Critic, 2012) it says what the choice is worth while all others are as they were: a policy that is
-better so in each state is better than the one that was served, exploration included (Sutton and Barto 4.2, 5.4), which
-is a step at a time, and one that a few hundred jobs can show.
+A weight belongs to an episode, as the product over its decisions, or to one decision. The estimate by episodes is
+unbiased but for the cut, and useless for long ones: a job's accuracy comes at its end, so per-decision weights that
+multiply those before (Precup, Sutton and Singh 2000) are the same product. The weight of a single decision (Degris,
+White and Sutton, Off-Policy Actor-Critic, 2012) gives the value of the choice while all others stay as they were: a
+policy that is better in this sense in each state is better than the served one, exploration included (Sutton and Barto
+4.2, 5.4). That is one step of improvement, which a few hundred jobs can show.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ class Unit(StrEnum):
 
 
 class Log:
-    """Episodes as tensors: n decisions, and what has a weight (units), which are episodes or decisions."""
+    """Episodes as tensors: n decisions, and the weighted units, which are episodes or decisions."""
 
     def __init__(self, episodes: Sequence[Episode], rewards: Sequence[float], unit: Unit) -> None:
-        """`rewards` are those of each episode."""
+        """`rewards` has one entry per episode."""
         self.decisions = tuple(decision for episode in episodes for decision in episode.decisions)
         counts = torch.tensor([len(episode.decisions) for episode in episodes], dtype=torch.long)
         self.episode = torch.repeat_interleave(counts)
@@ -59,39 +58,39 @@ class Log:
         self.behaviour = torch.tensor(
             [decision.behaviour_probability for decision in self.decisions], dtype=torch.float64
         ).log()
-        """(decisions,): the log probability of what was done."""
+        """(decisions,): the log probability of the action taken."""
 
     @classmethod
     def of(cls, decisions: Sequence[HistoryDecision]) -> Log:
-        """Return the log of decisions of which nothing is known but their states."""
+        """Return the log of decisions of which only the states are known."""
         log = cls((), (), Unit.DECISION)
         log.decisions = tuple(decisions)
         return log
 
     @property
     def episode_of_unit(self) -> Tensor:
-        """(units,): which episode each is of."""
+        """(units,): the episode of each."""
         return torch.zeros(len(self.rewards), dtype=torch.long).index_put((self.unit,), self.episode)
 
     def weights(self, log_probabilities: Tensor, *, cut: bool = True) -> Tensor:
-        """Return the weight of each unit, by the log probabilities of what was done, (decisions,)."""
+        """Return the weight of each unit, from the log probabilities of the actions taken, (decisions,)."""
         ratios = log_probabilities.double() - self.behaviour
         weights = ratios.new_zeros(len(self.rewards)).index_add(0, self.unit, ratios).exp()
         return weights.clamp_max(len(self.rewards) ** 0.5) if cut else weights
 
 
 def self_normalised(weights: Tensor, rewards: Tensor) -> Tensor:
-    """Return Σ w·r / Σ w; not a number where all weights are 0."""
+    """Return Σ w·r / Σ w; NaN if all weights are 0."""
     return (weights * rewards).sum() / weights.sum()
 
 
 def effective_size(weights: Tensor) -> Tensor:
-    """Return (Σ w)² / Σ w²: how many equal weights would say as much; not a number where all are 0."""
+    """Return (Σ w)² / Σ w², the equivalent number of equal weights; NaN if all are 0."""
     return weights.sum() ** 2 / (weights**2).sum()
 
 
 class LoggedStates:
-    """The states of a log as one batch for a network, and what was done in each."""
+    """The states of a log as one batch for a network, with the action taken in each."""
 
     def __init__(self, log: Log, network: PolicyNetwork, vocabulary: Vocabulary) -> None:
         models = {id(decision.architecture): decision.architecture for decision in log.decisions}
@@ -118,7 +117,7 @@ class LoggedStates:
                     self._done[index], self._possible[index] = output, True
 
     def answers(self, network: PolicyNetwork, shifts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the log probability of what was done and the entropy of what would be, each (decisions,).
+        """Return the log probability of the action taken, and the entropy of the policy, each (decisions,).
 
         `shifts` (decisions,) moves times left by a share of the budget.
         """
@@ -135,7 +134,7 @@ class LoggedStates:
         )
 
     def gains(self, tried: Sequence[Tried]) -> tuple[Tensor, Tensor]:
-        """Return what was seen of each output, and which outputs were tried, (decisions, outputs) each."""
+        """Return the observed gain of each output, and whether it was tried, (decisions, outputs) each."""
         seen, known = torch.zeros(self._legal.shape, dtype=torch.float64), torch.zeros_like(self._legal)
         for index, (one, actions) in enumerate(zip(tried, self._actions, strict=True)):
             for output, action in actions.items():
@@ -145,12 +144,12 @@ class LoggedStates:
         return seen, known
 
     def preferred(self, network: PolicyNetwork) -> list[Action]:
-        """Return what `decide` chooses in each state, greedily."""
+        """Return the greedy choice of `decide` in each state."""
         with torch.inference_mode():
             logits = network.logits(self._prepared, self._models, self._left, self._budget)
             rows = masked_log_probabilities(logits.double(), self._legal)
             last = rows.shape[1] - 1
-            # On a tie the later one, and Nothing where the network overflows, as there.
+            # As there, the later one wins on a tie, and Nothing if the network overflows.
             best = last - rows.flip(1).argmax(dim=1)
             best = torch.where(rows.isnan().any(dim=1), last, best)
         return [actions[output] for actions, output in zip(self._actions, best.tolist(), strict=True)]

@@ -1,7 +1,7 @@
-"""Reads what the service stored: for learning from real outcomes, and for inspection.
+"""Reading of the service's database, for learning from real outcomes and for inspection.
 
-Read-only. Advice and outcome may have reached different replicas, each with its own file: they are joined
-by decision id over all files that are given.
+Read-only. Advice and outcome may have reached different replicas, each with its own file: they are joined by decision
+id over all given files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COLUMNS: Final = {
     2: "behaviour_probability, '{}', NULL",
     3: "behaviour_probability, places, batch_size",
 }
-"""What versions of the file differ in."""
+"""Columns that differ between versions of the file."""
 _TRIALS: Final = "SELECT decision_id, job, time, action, arms FROM trials"
 _TRIALS_SINCE: Final = 3
 _OUTCOMES: Final = "SELECT decision_id, job, time, final_accuracy FROM outcomes"
@@ -51,7 +51,7 @@ class ShadowAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HistoryDecision:
-    """One decision of the service: the state, what was possible, what was chosen by whom, and what came of it."""
+    """One decision of the service: the state, the possible actions, the choice with its policy, and the outcome."""
 
     decision_id: str
     time: datetime
@@ -69,21 +69,21 @@ class HistoryDecision:
     greedy: bool
     """Whether the most probable action was taken."""
     behaviour_probability: float
-    """The probability with which `action` was taken in this state: what importance weights divide by. 1 from a service
-    that does not explore: its choice was certain, whatever the policy's probabilities are."""
+    """The probability with which `action` was taken in this state, the divisor of importance weights. 1 for a service
+    that does not explore: its choice was certain, whatever the policy's probabilities."""
     policy: PolicyVersion
     final_accuracy: float | None
-    """Of the job at its end; None where no outcome was reported (yet), or the decision was not carried out."""
+    """Final accuracy of the job; None if no outcome was reported (yet), or the decision was not carried out."""
     reported: str | None = None
-    """When the job's end was reported. All decisions of one job that were carried out have it in common."""
+    """Time at which the job's end was reported, the same for all decisions of a job that were carried out."""
     shadows: tuple[ShadowAnswer, ...] = ()
     places: Mapping[str, int] = field(default_factory=dict)
     batch_size: int | None = None
     trial: TrialOutcome | None = None
-    """What a trial decided instead of the agent, and what it has shown."""
+    """The decision of a trial in the agent's place, and its results."""
 
     def request(self) -> AdviceRequest:
-        """Return what the agent was asked, as far as it is stored."""
+        """Return the request to the agent, as far as it is stored."""
         return AdviceRequest(
             job=self.job,
             architecture=self.architecture,
@@ -98,7 +98,7 @@ class HistoryDecision:
 
 
 def history_files(sources: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the databases that are meant: files, and all `*.db` of folders. `StoreError` where there is none."""
+    """Return the given databases: files, and all `*.db` of folders. Raise `StoreError` if there is none."""
     found: list[Path] = []
     for source in sources:
         if source.is_dir():
@@ -110,20 +110,19 @@ def history_files(sources: Sequence[Path]) -> tuple[Path, ...]:
             found.append(source)
         else:
             raise StoreError(f"{source}: no such file; `agent serve --outcomes-db` makes it at its first decision")
-    # A file that is named twice, or also by its folder, counts once.
+    # A file that is named twice, or also through its folder, counts once.
     return tuple({file.resolve(): file for file in found}.values())
 
 
 def decisions(*sources: Path) -> Iterator[HistoryDecision]:
-    """Yield all decisions in these files and folders, of each file in the order in which they were stored.
+    """Yield all decisions in these files and folders, each file in the order of storage.
 
-    A decision that several files hold, such as a copy and what it was made of, is yielded once.
-
-    Raises `StoreError`, which names the file, where one is missing, damaged, of another version or another program.
+    A decision in several files, such as a copy and its original, is yielded once. Raise `StoreError`, which names the
+    file, if one is missing, damaged, of another version or of another program.
     """
     files = history_files(sources)
     accuracies: dict[tuple[str, str], float] = {}
-    # By decision and job: what another job reports about a decision does not count.
+    # By decision and job: another job's report about a decision does not count.
     latest: dict[tuple[str, str], str] = {}
     trials: dict[tuple[str, str], TrialOutcome] = {}
     shadows: dict[str, list[ShadowAnswer]] = {}
@@ -131,12 +130,12 @@ def decisions(*sources: Path) -> Iterator[HistoryDecision]:
         for decision_id, job, time, accuracy in _rows(file, _OUTCOMES):
             if not isinstance(time, str):
                 raise DamagedError(f"{file}: outcome {decision_id}: time {time!r} is not text; move the file away")
-            # The same job's end may have been reported to two replicas: the later report holds, as within one file.
+            # The same job's end may have been reported to two replicas: the later report counts, as within one file.
             if time >= latest.get((decision_id, job), ""):
                 latest[decision_id, job] = time
                 accuracies[decision_id, job] = _within(accuracy, 0.0, 1.0, "final_accuracy", file)
         for decision_id, job, time, action, arms in _rows(file, _TRIALS):
-            # Reported with the outcome, so the same report holds.
+            # Reported together with the outcome, so the same report counts.
             if time == latest.get((decision_id, job)):
                 try:
                     trials[decision_id, job] = _trial(decision_id, action, arms)
@@ -183,12 +182,12 @@ def _rows(file: Path, query: str) -> Iterable[Any]:
             yield from connection.execute(query.format(columns=_COLUMNS[version]))
     except sqlite3.Error as error:
         raise DamagedError(
-            f"{file}: cannot be read ({error}); where it is damaged, move it away, and the service begins a new one"
+            f"{file}: cannot be read ({error}); if it is damaged, move it away, and the service begins a new one"
         ) from error
 
 
 def _within(value: Any, low: float, high: float, name: str, file: Path) -> float:
-    # Not a number is not between anything.
+    # NaN is not between anything.
     if not isinstance(value, int | float) or not low <= value <= high:
         raise DamagedError(f"{file}: {name} {value!r} is not between {low:g} and {high:g}; move the file away")
     return float(value)
@@ -273,6 +272,6 @@ def _decision(
         batch_size=batch_size,
         trial=trial,
     )
-    # A request can ask for nothing else: what it refuses is named with its file here, and not where someone learns.
+    # Requests have the same limits: a violation is reported with its file here, not later in learning.
     found.request()
     return found

@@ -1,8 +1,8 @@
 """The database of decisions and outcomes: its tables, their version, their rows, and how a file is opened.
 
-Version 2 added the probability with which an action was taken, version 3 what trials have shown, and what trees read
-of a request. A file of an older version is read as it is, and whoever opens it to write brings it up to date first, in
-one transaction.
+Version 2 added the probability with which an action was taken, version 3 the results of trials and the fields of a
+request that trees read. A file of an older version can be read unchanged; opening it for writing brings it up to date
+first, in one transaction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 APPLICATION_ID: Final = 0x45535041
 """Application id of our SQLite files: "ESPA"."""
 VERSION: Final = 3
-"""Raised when an older reader would misread a newer file, or the reverse."""
+"""Raised if an older reader would misread a newer file, or the reverse."""
 OLDEST: Final = 1
 """The oldest version that can still be read and brought up to date."""
 PAGE_BYTES: Final = 4096
@@ -55,7 +55,7 @@ TABLES: Final = (
 
 _TO_2: Final = (
     "ALTER TABLE decisions ADD COLUMN behaviour_probability REAL NOT NULL DEFAULT 1.0",
-    # What was greedy was certain. What was not was drawn by the policy's probabilities.
+    # A greedy action was certain. Any other was drawn by the policy's probabilities.
     """UPDATE decisions SET behaviour_probability = (
         SELECT chance.value FROM json_each(decisions.actions) AS option
         JOIN json_each(decisions.probabilities) AS chance ON chance.key = option.key
@@ -67,7 +67,7 @@ _TO_3: Final = (
     TABLES[-1],
 )
 UPDATES: Final = {1: (*_TO_2, *_TO_3), 2: _TO_3}
-"""What brings a file of a version up to date."""
+"""Statements that bring a file of each version up to date."""
 Row = tuple[str | float | int | None, ...]
 Statement = tuple[str, Row]
 
@@ -90,17 +90,17 @@ _SHADOW = "INSERT OR IGNORE INTO shadows VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
 class StoreError(ValueError):
-    """A database cannot be used. The message names the file, what is wrong and what to do."""
+    """A database cannot be used. The message names the file, the fault and the remedy."""
 
 
 class DamagedError(StoreError):
-    """The file is no database, or its contents contradict each other."""
+    """The file is not a database, or its contents contradict each other."""
 
 
 def check_file(path: Path) -> None:
-    """Refuse a file that another version or another program wrote, before it is written to.
+    """Refuse a file of another version or another program, before it is written to.
 
-    Only that: what is missing, locked, damaged or cannot be read may be mended while the service runs.
+    Nothing else is refused: a missing, locked, damaged or unreadable file may be mended while the service runs.
     """
     if not path.is_file():
         return
@@ -112,24 +112,24 @@ def check_file(path: Path) -> None:
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """Open a database that is there, and change nothing in it. Raises `sqlite3.Error`."""
+    """Open an existing database read-only. Raise `sqlite3.Error`."""
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=2.0)
     connection.execute("PRAGMA query_only = ON")
     return connection
 
 
 def open_to_write(path: Path, max_bytes: int, patience: float) -> sqlite3.Connection:
-    """Open a database, with its tables made where it is new and brought up to date where it is old.
+    """Open a database; create its tables if it is new, and bring them up to date if it is old.
 
-    Waits `patience` seconds for a lock.
+    Wait `patience` seconds for a lock.
 
-    Write-ahead logging, so that readers and other writers are not in the way. `synchronous = FULL`: a commit is on
-    the disk, power cut or not, when it returns; in this mode that is one fsync for each commit, and a commit takes
-    all that waits. Raises `sqlite3.Error`, `DamagedError`, and `StoreError` for another's file.
+    Write-ahead logging keeps readers and other writers from blocking each other. `synchronous = FULL`: a commit is on
+    the disk, even after a power cut, when it returns; in this mode that is one fsync per commit, and a commit takes
+    everything that waits. Raise `sqlite3.Error`, `DamagedError`, and `StoreError` for another program's file.
     """
     connection = sqlite3.connect(path, timeout=patience, isolation_level=None)
     try:
-        # Before anything is changed: another program's file stays as it is.
+        # Before any change: another program's file stays as it is.
         check_version(connection, path)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -153,17 +153,14 @@ def open_to_write(path: Path, max_bytes: int, patience: float) -> sqlite3.Connec
 
 
 def check_contents(connection: sqlite3.Connection, path: Path) -> None:
-    """Check the whole database; raises `DamagedError` if it is inconsistent."""
+    """Check the whole database; raise `DamagedError` if it is inconsistent."""
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         raise DamagedError(f"{path}: is damaged ({found})")
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> int:
-    """Return the version of a file that can be used: `StoreError` for another version or another program's.
-
-    Raises `sqlite3.Error`.
-    """
+    """Return the version of a usable file; raise `sqlite3.Error`, or `StoreError` for another version or program."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -172,7 +169,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> int:
     if application == APPLICATION_ID and not OLDEST <= version <= VERSION:
         age = "a newer" if version > VERSION else "an older"
         raise StoreError(
-            f"{path}: is of version {version}, of {age} Espalier (this one has {VERSION}); "
+            f"{path}: has version {version}, of {age} Espalier (this one has {VERSION}); "
             "use that Espalier, or move the file away and a new one is begun"
         )
     return int(version)
@@ -191,7 +188,7 @@ class DecisionRecord:
     kind = "decision"
 
     def statements(self) -> list[Statement]:
-        """Return the statements that store it. An architecture is stored once, however often it occurs."""
+        """Return the statements that store it. An architecture is stored once, however often it is used."""
         request = self.request
         architecture = _json(request.architecture.to_json())
         digest = hashlib.sha256(architecture.encode()).hexdigest()
@@ -221,8 +218,8 @@ class DecisionRecord:
 class OutcomeRecord:
     """A job's end, for each of its decisions.
 
-    It is stored for decisions that were made for the job that reports, not for those of others.
-    A repeated report changes nothing; a later one replaces it: a job whose leader was restarted reports again.
+    It is stored only for decisions that were made for the reporting job. A repeated report changes nothing; a later one
+    replaces it: a job whose leader was restarted reports again.
     """
 
     time: datetime
@@ -256,7 +253,7 @@ class ShadowRecord:
     kind = "shadow"
 
     def statements(self) -> list[Statement]:
-        """Return what stores it."""
+        """Return the statements that store it."""
         row: Row = (
             self.decision_id,
             _text(self.policy.name),
@@ -273,7 +270,7 @@ StoredRecord = DecisionRecord | OutcomeRecord | ShadowRecord
 
 
 def _json(value: object) -> str:
-    # ASCII: names of layers may hold what is no text to a database, half a surrogate pair for one.
+    # ASCII: names of layers may contain text that a database rejects, such as half a surrogate pair.
     return json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False)
 
 

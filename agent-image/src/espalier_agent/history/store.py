@@ -1,8 +1,8 @@
 """The store of decisions and outcomes: a SQLite file that one thread of the service writes.
 
-Callers never wait and never see a fault of the disk; only an outcome report asks whether
-it was committed. What cannot be stored is counted, and logged once per minute. Several services may share a file
-on one machine; between machines each has its own, and `espalier_agent.history.reading` reads them together.
+Callers never wait and never see a fault of the disk; only an outcome report waits for its commit. Records that cannot
+be stored are counted, and logged once per minute. Several services may share a file on one machine; between machines
+each has its own, and `espalier_agent.history.reading` reads them together.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 2000
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
-"""Maximum bytes of the requests that wait to be stored. As objects they take some ten times that."""
+"""Maximum size of the requests that wait to be stored, in bytes. As objects they take about ten times that."""
 ID_BYTES: Final = 64
-"""Weight of each id of a report in addition to its characters."""
+"""Weight in bytes of each id of a report, in addition to its characters."""
 ARM_BYTES: Final = 400
-"""Weight of each arm of a trial."""
+"""Weight in bytes of each arm of a trial."""
 MAX_DATABASE_BYTES: Final = 1024 * 1024 * 1024
 BATCH: Final = 200
 LOCK_SECONDS: Final = 5.0
-"""How long a commit waits for another writer."""
+"""Seconds that a commit waits for another writer."""
 SAY_SECONDS: Final = 60.0
 """Seconds between two log lines about a fault."""
 ItemT = TypeVar("ItemT")
@@ -57,7 +57,7 @@ class NotStoredError(RuntimeError):
 
 
 class OutcomeStore:
-    """Takes records from any thread and commits them in another, in the order in which they came."""
+    """Accepts records from any thread and commits them in another, in order."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class OutcomeStore:
     ) -> None:
         """`stored` receives records by kind, `lost` by error.
 
-        Raises `StoreError` where the file is of another version or another program.
+        Raise `StoreError` if the file is of another version or another program.
         """
         check_file(path)
         self.path = path
@@ -86,23 +86,23 @@ class OutcomeStore:
         self._thread = threading.Thread(target=self._write, name="outcome-store", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start writing."""
         self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Write what waits, for at most this many seconds; new records are refused."""
+        """Write the waiting records, for at most this many seconds; new records are refused."""
         self._backlog.close()
         self._thread.join(seconds)
         if self._thread.is_alive():
             logger.warning("%s: %d records were not stored before the end", self.path, len(self._backlog))
 
     def keep(self, record: StoredRecord, weight: int) -> None:
-        """Store a record some time soon, or count it as lost; `weight` is its size in bytes, about."""
+        """Store a record later, or count it as lost; `weight` is its approximate size in bytes."""
         if not self._backlog.put((record, None), weight):
             self._lose("QueueFull", 1, "the queue of records to store is full")
 
     def report(self, report: OutcomeReport) -> Future[int]:
-        """Store a report; the result is the number of its decisions, once they are committed, or `NotStoredError`."""
+        """Store a report; the result is the number of its decisions once they are committed, or `NotStoredError`."""
         committed: Future[int] = Future()
         record = OutcomeRecord(datetime.now(UTC), report)
         weight = sum(ID_BYTES + len(decision_id) for decision_id in report.decision_ids)
@@ -118,7 +118,7 @@ class OutcomeStore:
         self._disconnect()
 
     def _commit(self, batch: list[tuple[StoredRecord, Future[int] | None]]) -> None:
-        # From here on a report that nobody waits for any more is stored like the others.
+        # From here on, a report whose sender no longer waits is stored like the others.
         asked = {
             id(record): committed
             for record, committed in batch
@@ -140,7 +140,7 @@ class OutcomeStore:
                 for statement, row in statements:
                     connection.execute(statement, row)
             connection.execute("COMMIT")
-        except Exception as error:  # Whatever it is: without this thread nothing would be stored any more.
+        except Exception as error:  # Any error: without this thread nothing would be stored any more.
             self._disconnect()
             kind, reason = _describe(error)
             if kind == "Damaged":
@@ -155,7 +155,7 @@ class OutcomeStore:
                 asked[id(record)].set_result(len(set(record.report.decision_ids)))
 
     def _connected(self) -> sqlite3.Connection:
-        """Return a connection to what is at the path now: a file that was moved away is written to no more."""
+        """Return a connection to the file now at the path: a file that was moved away is not written to any more."""
         if self._connection is not None and _inode(self.path) == self._inode:
             return self._connection
         self._disconnect()
@@ -172,15 +172,15 @@ class OutcomeStore:
 
     def _disconnect(self) -> None:
         if self._connection is not None:
-            # What cannot be written back now stays in its log file, for the next process that opens it.
+            # Data that cannot be written back now stays in its log file, for the next process that opens it.
             with suppress(sqlite3.Error):
                 self._connection.close()
         self._connection = None
 
     def _set_aside(self) -> str:
-        """Rename a damaged database, so that a new one is begun; return what was done, for people.
+        """Rename a damaged database, so that a new one is begun; return a description for people.
 
-        Under a lock, and only while it is damaged still: another service may have done so, and begun a new one.
+        This is done under a lock, and only if it is still damaged: another service may have begun a new one already.
         """
         name = f"{self.path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
         try:
@@ -197,7 +197,7 @@ class OutcomeStore:
                 os.close(folder)
         except OSError as error:
             return f"; it cannot be set aside either ({error.strerror})"
-        logger.error("%s: is damaged; it is now %s, and a new one is started", self.path, name)
+        logger.error("%s: is damaged; renamed it to %s and started a new one", self.path, name)
         return f"; it is {name} now, and a new one is begun"
 
     def _lose(self, kind: str, amount: int, reason: str) -> None:
@@ -236,7 +236,7 @@ def _describe(error: Exception) -> tuple[str, str]:
     if isinstance(error, DamagedError):
         return "Damaged", str(error)
     if isinstance(error, sqlite3.Error):
-        # The low byte is the kind, the rest says more.
+        # The low byte is the kind, the rest has details.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         kind = {
             sqlite3.SQLITE_CORRUPT: "Damaged",
@@ -252,7 +252,7 @@ def _describe(error: Exception) -> tuple[str, str]:
 
 
 class Backlog(Generic[ItemT]):
-    """A queue that is bounded by the number of its items and by their weight in bytes."""
+    """A queue with limits on the number of its items and on their weight in bytes."""
 
     def __init__(self, items: int, weight: int) -> None:
         self.items = items
@@ -273,7 +273,7 @@ class Backlog(Generic[ItemT]):
             return True
 
     def take(self, most: int) -> list[ItemT]:
-        """Return up to `most` of the oldest items; waits until there are some. Empty if closed and nothing is left."""
+        """Return up to `most` of the oldest items; wait until there are some. Empty if closed and nothing is left."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
             taken = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]

@@ -1,1 +1,1 @@
-"""Learners: each module makes a policy from outcome tables; `learning` maps their names to them."""
+"""Learners, each a module that makes a policy from outcome tables; `learning` maps their names to them."""

@@ -1,22 +1,22 @@
 """The exact learner: the gradient of the expected return over all sequences of all tables at once.
 
 A table is small enough to enumerate, so nothing is sampled: a sequence's probability is the product of those of its
-actions, and the expectation a sum. An entropy bonus, less and less, keeps the policy from settling in the first good
-sequence: while it is large the policy is nearly uniform, and as it falls it follows the best sequences down.
+actions, and the expectation a sum. A decreasing entropy bonus keeps the policy from settling on the first good
+sequence: while it is large the policy is nearly uniform, and as it falls the policy concentrates on the best sequences.
 
 `learn_many` does the same for many runs at once, in a fraction of the time. A table is small, so an update of one run
 is mostly overhead: its tensors hold a few thousand numbers. Runs that read the same models at the same times differ in
-their weights and in what sequences are worth. Both are stacked, and each operation is done for all runs at once
-(`torch.vmap`). Runs do not touch each other: no gradient or moment of one enters another, and what is drawn comes from
-a generator of each run's own seed.
+their weights and in the values of sequences. Both are stacked, and each operation is done for all runs at once
+(`torch.vmap`). Runs are independent: no gradient or moment of one enters another, and random numbers come from a
+generator of each run's own seed.
 
-Rounding differs from that of a run alone: gradients agree to float tolerance, not bit for bit. Where a unit is about
-to fall silent or a gradient is almost 0, the last digit decides which way Adam goes, so that after hundreds of updates
-some runs have parted from themselves alone and are another equally good policy (tests show both). `espalier agent
-learn` continues one seed at a time; this is for studies over seeds. The encoder must be `stackable`.
+Rounding differs from that of a run alone: gradients agree to float tolerance, not bit for bit. Where a unit is about to
+fall silent or a gradient is almost 0, the last digit decides which way Adam goes, so that after hundreds of updates
+some runs differ from the same run alone, with an equally good policy (tests show both). `espalier agent learn`
+continues one seed at a time; this is for studies over seeds. The encoder must be `stackable`.
 
-Ten seeds on one core: a third of the processor time of one after the other (2.8 times as fast on the paper's six
-tables, 3.2 on three of one model).
+Ten seeds on one core take a third of the processor time of single runs (2.8 times as fast on the paper's six tables,
+3.2 on three of one model).
 """
 
 from __future__ import annotations
@@ -56,35 +56,35 @@ class ExpectedConfig(Record):
     """Hyperparameters of the exact learner."""
 
     updates: int = Field(default=600, ge=1)
-    """Each plays every sequence of every table, by its probability."""
+    """Number of updates; each plays every sequence of every table, by its probability."""
     returns: Returns = Returns.STANDARDISED
     learning_rate: float = Field(default=3e-3, gt=0)
-    """Of Adam at the beginning; it falls to a tenth by a half cosine."""
+    """Initial learning rate of Adam; it falls to a tenth by a half cosine."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Of AdamW: draws weights to 0, decoupled from the gradient."""
+    """Weight decay of AdamW, decoupled from the gradient: draws weights to 0."""
     entropy_first: float = Field(default=1.0, gt=0)
     """Initial weight of a sequence's entropy relative to its standardized return."""
     entropy_last: float = Field(default=0.01, gt=0)
-    """And at the end; it falls geometrically. It is the regularisation: small fits the tables, large smooths them."""
+    """Final weight; it falls geometrically. This is the regularisation: small fits the tables, large smooths them."""
     imitation: float = Field(default=1.0, ge=0)
-    """Weight of the cross-entropy of the policy to the distribution for which expected return and entropy together
-    are greatest, and which is known. Same optimum, but its gradient does not vanish where a policy has settled."""
+    """Weight of the cross-entropy of the policy to the known distribution that maximises expected return and entropy
+    together. It has the same optimum, but its gradient does not vanish where a policy has settled."""
     time_jitter: float = Field(default=0.0, ge=0, le=0.5)
-    """Each update shifts each table's times left by a uniformly random share of the budget up to this, either way."""
+    """Maximum shift of times left, as a share of the budget: each update draws one per table, either way."""
 
 
 FIT: Final = ExpectedConfig()
-"""Ends nearly greedy: the best sequence of each table that is learnt."""
+"""Ends nearly greedy, with the best sequence of each learnt table."""
 
 SMOOTH: Final = ExpectedConfig(entropy_last=0.5)
-"""Stops while good sequences share the probability, so that what many of them have in common decides, and less of
-what a table's noise put first. Worse on the tables learnt; what it gives on others, `make bench-agent` says."""
+"""Stops while good sequences share the probability, so that their common features decide, and less so the noise that
+put one of a table first. Worse on the learnt tables; `make bench-agent` measures it on others."""
 
 
 def objective(
     games: Games, log_probabilities: Tensor, entropy: float, imitation: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what to maximise (a mean over tables), the expected return and the expected accuracy of each table."""
+    """Return the value to maximise (a mean over tables), and each table's expected return and accuracy."""
     sequences = games.of_sequences(log_probabilities)
     probabilities = sequences.exp()
     returns = games.mean_by_game(probabilities, games.returns)
@@ -102,7 +102,7 @@ def optimizer_of(weights: Iterable[Tensor], config: ExpectedConfig) -> torch.opt
 
 
 def slow_down(optimizer: torch.optim.Optimizer, learning_rate: float, done: float) -> None:
-    """Set the learning rate where a share `done` of the updates is: a half cosine, down to a tenth."""
+    """Set the learning rate after a share `done` of the updates: a half cosine, down to a tenth."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
 
@@ -134,7 +134,7 @@ def train(start: Start, config: ExpectedConfig, progress: ProgressCallback) -> i
 
 
 def _with_history(history: Gathered, files: Sequence[str]) -> Learner:
-    # It is built on this module.
+    # Imported here because it is built on this module.
     from espalier_agent.learners.from_history import HistoryLearner
 
     return HistoryLearner("history", train, RECIPES, history=history, files=tuple(files))
@@ -162,8 +162,8 @@ def learn_many(
 ) -> tuple[Policy, ...]:
     """Learn a policy for each run, from a fresh network; the same runs and configuration give the same policies.
 
-    The tables of all runs must be alike but for accuracies. Raises `TableError` for a table that cannot be played,
-    and `LearningError`.
+    The tables of all runs must be alike but for accuracies. Raise `TableError` for a table that cannot be played, and
+    `LearningError`.
     """
     if not runs:
         raise LearningError("there is no run to learn; give at least one seed")
@@ -200,7 +200,7 @@ class Wanted(nn.Module):
         self._imitation = config.imitation
 
     def of(self, weights: dict[str, Tensor], returns: Tensor, shifts: Tensor, entropy: float) -> Tensor:
-        """Return it for one run's weights and what its sequences are worth."""
+        """Return it for one run's weights and the returns of its sequences."""
         own = {f"network.{name}": value for name, value in weights.items()}
         wanted: Tensor = functional_call(self, own, (returns, shifts, entropy))
         return wanted
@@ -214,7 +214,7 @@ class Wanted(nn.Module):
 
 
 def _returns(run: SeededRun, config: ExpectedConfig) -> Tensor:
-    """Return what the sequences of a run's tables are worth, in the order of `Games`."""
+    """Return the returns of the sequences of a run's tables, in the order of `Games`."""
     return torch.cat(
         [returns_of([outcome.accuracy for outcome in _in_order(table)], config.returns) for table in run.tables]
     )
@@ -233,7 +233,7 @@ def _check_alike(run: SeededRun, first: SeededRun) -> None:
 
 
 def _seen(table: OutcomeTable) -> tuple[object, ...]:
-    """Return all of a table that the states of its episodes are made of."""
+    """Return all parts of a table that determine the states of its episodes."""
     times = [(outcome.actions, outcome.time_left_s) for outcome in _in_order(table)]
     return table.model, table.architecture, table.actions, table.time_budget_s, times
 

@@ -1,16 +1,16 @@
 """The learner that continues from the outcomes of its advice: off-policy, with the exact gradient over tables.
 
-The objective is that of `expected` over the tables, plus `history_weight` times
+The objective is the one of `expected` over the tables, plus `history_weight` times
 
     value of the policy on the history - caution / √(effective sample size) + entropy weight · entropy,
 
-the value as in `history.off_policy`, of accuracies that are standardised by kind of job. The middle term is the
-standard error of that value, as these have variance 1: what few jobs have shown counts less (Metelli and others, Policy
-Optimization via Importance Sampling, 2018, whose bound has the same form). Accuracies are standardised as they are and
-not by the paper's 100·tan(a·π/2), which makes one job near accuracy 1 worth more than all others together.
+the value as in `history.off_policy`, of accuracies standardised by kind of job. The middle term is the standard error
+of that value, as these have variance 1: evidence from few jobs counts less (Metelli and others, Policy Optimization via
+Importance Sampling, 2018, whose bound has the same form). Accuracies are standardised directly, not through the paper's
+100·tan(a·π/2), which makes one job near accuracy 1 worth more than all others together.
 
-Decisions that a trial took have no probability, and need none: their arms show several actions in one state. Added is
-`history_weight` times the mean gain of what the policy would choose among them.
+Decisions that a trial took have no probability, and need none: their arms show several actions in one state. They add
+`history_weight` times the mean gain of the policy's choices among them.
 
 Episodes in which a choice was certain are left out: a service that does not explore leaves nothing to learn from.
 """
@@ -49,25 +49,24 @@ from espalier_core.types.outcomes import OutcomeTable
 
 
 class HistoryConfig(ExpectedConfig):
-    """Hyperparameters: the fields of `expected`, for the tables and both, and these."""
+    """Hyperparameters: the fields of `expected` for the tables, or for both, and these for the history."""
 
     history_weight: float = Field(default=1.0, gt=0)
     """Weight of the history; the mean over all tables has weight 1."""
     unit: Unit = Unit.DECISION
-    """What has an importance weight: each decision, or each episode."""
+    """The unit that has an importance weight: each decision, or each episode."""
     caution: float = Field(default=1.0, ge=0)
     """Number of standard errors subtracted from the estimated value."""
     held_out_share: float = Field(default=0.25, ge=0, lt=1)
     """Share of the episodes that is held out for `promote`."""
     held_out_seed: int = 0
-    """Seed of the held-out share. Keep it when you continue from a policy, or `promote` judges by data learnt
-    before."""
+    """Seed of the held-out share. Keep it when you continue from a policy, or `promote` judges by learnt data."""
 
 
 def history_objective(
     log: Log, log_probabilities: Tensor, entropies: Tensor, entropy: float, caution: float
 ) -> tuple[Tensor, Tensor]:
-    """Return what to maximise, and the estimated value alone."""
+    """Return the value to maximise, and the estimated value alone."""
     weights = log.weights(log_probabilities)
     value = self_normalised(weights, log.rewards)
     units = len(log.rewards)
@@ -75,12 +74,11 @@ def history_objective(
 
 
 MOST_GAINED: Final = 3.0
-"""In `SPREAD`, as accuracies of episodes are standardised, too: a growth that gained more is no better, so single
-trials do not decide."""
+"""Limit on a gain in `SPREAD`, the unit of standardised accuracies, so that single trials do not decide."""
 
 
 class _Trials:
-    """Decisions that trials took: the policy is to choose what gained most among what was tried."""
+    """Decisions of trials, in which the policy learns to choose the best of the tried actions."""
 
     def __init__(self, tried: Sequence[Tried], network: PolicyNetwork, vocabulary: Vocabulary) -> None:
         self._states = LoggedStates(Log.of([one.decision for one in tried]), network, vocabulary)
@@ -88,7 +86,7 @@ class _Trials:
         self._seen = (seen / SPREAD).clamp(-MOST_GAINED, MOST_GAINED)
 
     def value(self, network: PolicyNetwork) -> Tensor:
-        """Return the mean gain of what the policy chooses among what was tried, in `SPREAD`."""
+        """Return the mean gain of the policy's choices among the tried actions, in `SPREAD`."""
         rows = masked_log_probabilities(self._states.choices(network), self._known)
         chances = rows.double().masked_fill(~self._known, 0.0).exp() * self._known
         return (chances * self._seen).sum(dim=1).mean()
@@ -96,7 +94,7 @@ class _Trials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryLearner(Learner):
-    """`expected`, and a history to learn from besides tables."""
+    """`expected`, with a history to learn from besides tables."""
 
     history: Gathered
     files: tuple[str, ...] = ()
@@ -104,7 +102,7 @@ class HistoryLearner(Learner):
 
     def recipe(self, name: str | None = None) -> HistoryConfig:
         """Return the recipe of `expected` with the fields for a history."""
-        # super() without arguments does not work in a class with slots: the decorator makes it a second time.
+        # super() without arguments fails in a class with slots: the decorator creates the class a second time.
         return HistoryConfig(**Learner.recipe(self, name).model_dump())
 
     def learn(
@@ -120,7 +118,7 @@ class HistoryLearner(Learner):
     ) -> Policy:
         """Learn a policy from the history and tables (or none); the same input and seed give the same, bit for bit.
 
-        Raises `TableError` and `LearningError`.
+        Raise `TableError` and `LearningError`.
         """
         config = self.recipe() if config is None else config
         encoder = encoder or self.encoder
@@ -184,7 +182,7 @@ def _check_split(config: HistoryConfig, parent: Policy | None) -> None:
         return
     if config.held_out_seed != before.held_out_seed or config.held_out_share > before.held_out_share:
         raise LearningError(
-            f"held_out_share={config.held_out_share:g} and held_out_seed={config.held_out_seed} would hold out what "
+            f"held_out_share={config.held_out_share:g} and held_out_seed={config.held_out_seed} would hold out data "
             f"policy {parent.name!r} has learnt from; it has {before.held_out_share:g} (or less) and "
             f"{before.held_out_seed}: set these"
         )

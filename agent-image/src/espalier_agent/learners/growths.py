@@ -1,10 +1,9 @@
 """Shared parts of learners of gains: samples of growths from corpora, outcome tables and histories of a service.
 
-A `GrowthSample` is one growth: its features and what it gained. Of decisions of a service it is also said how much that
-counts. A trial shows several growths in one state, so each is compared with nothing there. Where the agent decided,
-and explored, the accuracies of jobs are compared: of those of a kind that were in the same state, the mean where a
-growth was chosen (by weights of importance) less the mean where nothing was. Both are noisy measurements, and count by
-how little they err compared with how much gains differ.
+A `GrowthSample` is one growth: its features and its gain, for decisions of a service also its weight. A trial shows
+several growths in one state, so each is compared with doing nothing there. Where the agent decided, and explored, the
+accuracies of jobs are compared: among jobs of a kind in the same state, the mean with a growth (by importance weights)
+less the mean with nothing. Both are noisy measurements, weighted by their error compared with the spread of gains.
 """
 
 from __future__ import annotations
@@ -47,24 +46,24 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Growths, each with its features and what it gained."""
+    """Growths, each with its features and its gain."""
 
     features: Floats
     """(n, features)."""
     gains: Floats
-    """(n,): in accuracy."""
+    """(n,): gain in accuracy."""
     weights: Floats
     families: npt.NDArray[np.int64]
     decisions: npt.NDArray[np.int64]
-    """Rows of one decision have the same number; -1: not judged by."""
+    """Number of the decision, shared by its rows; -1: not used for judging."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthSample:
-    """A growth, what is known of it, and what it gained."""
+    """A growth with its features and its gain."""
 
     architecture: Architecture
-    """Of the model, one object for all its growths."""
+    """Architecture of the model, one object for all its growths."""
     action: Action
     features: list[float]
     gain: float
@@ -74,14 +73,14 @@ class GrowthSample:
 
 
 Fit = Callable[[PolicyNetwork, Sequence[GrowthSample], Any, int, ProgressCallback], None]
-"""Trains a network in place to say what each growth gains, by a configuration and a seed; raises `LearningError`."""
+"""Trains a network in place on the gains of growths, with a configuration and a seed; raises `LearningError`."""
 
 
 class GrowthsConfig(Record):
-    """Settings that all such learners share."""
+    """Settings shared by all such learners."""
 
     blind: float = Field(default=0.25, ge=0, le=1)
-    """Weight of rows again without costs and curve, for requests that tell neither."""
+    """Weight of a second copy of the rows without costs and curve, for requests that have neither."""
 
 
 class HeldOut(Record):
@@ -95,28 +94,28 @@ class HeldOut(Record):
 
 @dataclass(frozen=True, slots=True)
 class GrowthsLearner(Learner):
-    """Learns from corpora, tables and histories of a service what each growth gains."""
+    """Learns the gain of each growth from corpora, tables and histories of a service."""
 
     fit: Fit = field(kw_only=True)
     history_recipe: type[HeldOut] = field(kw_only=True)
-    """Of the configuration where there is a history."""
+    """Class of the configuration with a history."""
     corpora: tuple[GrowthCorpus, ...] = ()
     history: Gathered | None = None
     files: tuple[str, ...] = ()
     """Names that the lineage gives to the history."""
 
     def remembering(self, history: Gathered, files: Sequence[str]) -> GrowthsLearner:
-        """Return a learner that learns from a history, too: from trials, and from jobs whose agent explored."""
+        """Return a learner that also learns from a history: from trials, and from jobs whose agent explored."""
         return replace(self, history=history, files=tuple(files))
 
     def recipe(self, name: str | None = None) -> Any:
-        """Return the recipe, with the fields for a history where there is one."""
-        # super() without arguments does not work in a class with slots: the decorator makes it a second time.
+        """Return the recipe, with the fields for a history if there is one."""
+        # super() without arguments fails in a class with slots: the decorator creates the class a second time.
         found = Learner.recipe(self, name)
         return found if self.history is None else self.history_recipe(**found.model_dump())
 
     def with_corpora(self, corpora: Sequence[GrowthCorpus]) -> GrowthsLearner:
-        """Return a learner that learns from these corpora, too."""
+        """Return a learner that also learns from these corpora."""
         return replace(self, corpora=tuple(corpora))
 
     def learn(
@@ -130,7 +129,7 @@ class GrowthsLearner(Learner):
         parent: Policy | None = None,
         progress: ProgressCallback = lambda progress: None,
     ) -> Policy:
-        """Learn a policy; the same input and seed give the same one. Raises `LearningError`, `TableError`."""
+        """Learn a policy; the same input and seed give the same one. Raise `LearningError`, `TableError`."""
         config = self.recipe() if config is None else config
         self.check(encoder or self.encoder, parent)
         if encoder not in (None, self.encoder):
@@ -160,7 +159,7 @@ class GrowthsLearner(Learner):
         )
 
     def _remembered(self, config: Any) -> tuple[list[Measured], LearntHistory | None]:
-        """Return what is learnt from the history, without what is held out, and what the lineage says of it."""
+        """Return the samples of the history without the held-out part, and its entry in the lineage."""
         if self.history is None:
             return [], None
         found = remembered(self.history, config, self.files)
@@ -170,19 +169,19 @@ class GrowthsLearner(Learner):
 def _network(
     encoder: str, architectures: Sequence[Architecture], operations: Iterable[str], seed: int
 ) -> PolicyNetwork:
-    """Return a network that scores the operations which it learns from, and no others."""
+    """Return a network that scores only the operations that it learns from."""
     points = max((len(one.growth_points) for one in architectures), default=1)
     config = NetworkConfig.scoring(encoder, max(1, points), [one for one in operation_names() if one in operations])
     return PolicyNetwork.seeded(config, seed)
 
 
 def by_fitting(start: Start, config: Any, progress: ProgressCallback) -> int:
-    """Stand where other learners play games; raises `LearningError`."""
+    """Raise `LearningError`, in the place where other learners play games."""
     raise LearningError("gains are not learnt by playing games; `GrowthsLearner.learn` learns them")
 
 
 def rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[GrowthSample]:
-    """Yield the rows of corpora, and again, with the weight `blind`, as if costs and curve were not known."""
+    """Yield the rows of corpora, and again, with the weight `blind`, as if costs and curve were unknown."""
     for corpus in corpora:
         by_case: dict[tuple[Any, ...], list[CaseRecord]] = {}
         for record in corpus.cases:
@@ -211,7 +210,7 @@ def rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[G
 
 
 def _gains(moments: Sequence[Any]) -> dict[Action, float]:
-    """Return the mean gain of each growth that all seeds have."""
+    """Return the mean gain of each growth that occurs in all seeds."""
     found = [{arm.action: arm.accuracy for arm in moment.arms} for moment in moments]
     nothing = Action.nothing()
     return {
@@ -222,7 +221,7 @@ def _gains(moments: Sequence[Any]) -> dict[Action, float]:
 
 
 def rows_of_tables(trees: Sequence[DecisionTree]) -> Iterator[GrowthSample]:
-    """Yield the rows of each state: an action and then nothing, against nothing."""
+    """Yield the rows of each state: an action followed by nothing, against nothing."""
     for tree in trees:
         accuracy = dict(zip(tree.sequences, tree.accuracies, strict=True))
         nothing = len(tree.actions) - 1
@@ -260,7 +259,7 @@ class _Statics:
         self._met: list[tuple[Architecture, RequestFacts, dict[Action, Vector]]] = []
 
     def features(self, architecture: Architecture, facts: RequestFacts) -> dict[Action, Vector]:
-        # Metrics are read as dynamic features alone.
+        # Metrics are only read as dynamic features.
         sizes = replace(facts, metrics={})
         for met, known, found in self._met:
             if known == sizes and met == architecture:
@@ -310,7 +309,7 @@ class Measured:
 
 
 def measured(episodes: Sequence[Episode], tried: Sequence[Tried]) -> Iterator[Measured]:
-    """Yield what a history shows of growths."""
+    """Yield the gains of growths in a history."""
     for one in tried:
         by_name = {str(action): action for action in one.decision.actions}
         gains = {
@@ -325,7 +324,7 @@ def measured(episodes: Sequence[Episode], tried: Sequence[Tried]) -> Iterator[Me
 
 
 def _alike(episodes: Sequence[Episode]) -> dict[tuple[str, object, str], list[tuple[HistoryDecision, float]]]:
-    """Gather decisions in the same state, each with the accuracy of its job: by model, kind of job, and grown model."""
+    """Group decisions in the same state, each with the accuracy of its job, by model, kind of job, and grown model."""
     found: dict[tuple[str, object, str], list[tuple[HistoryDecision, float]]] = defaultdict(list)
     fingerprints: dict[int, str] = {}
     for episode in episodes:
@@ -340,7 +339,7 @@ def _alike(episodes: Sequence[Episode]) -> dict[tuple[str, object, str], list[tu
 
 
 def _compared(members: Sequence[tuple[HistoryDecision, float]]) -> dict[Action, tuple[float, float]]:
-    """Return the gain of each growth that was chosen, and its weight; none where nothing was never chosen."""
+    """Return the gain of each chosen growth, and its weight; empty if doing nothing was never chosen."""
     by_action: dict[Action, list[tuple[float, float]]] = defaultdict(list)
     for decision, accuracy in members:
         by_action[decision.action].append((1 / decision.behaviour_probability, accuracy))

@@ -48,7 +48,7 @@ class LearningProgress:
     episodes: int
     total_episodes: int
     objective: float
-    """What the learner minimises, its mean over the update's episodes; for REINFORCE Algorithm 3's O."""
+    """Value that the learner minimises, mean over the update's episodes; for REINFORCE Algorithm 3's O."""
     mean_accuracy: float
     """Final accuracy, mean over the update's episodes."""
 
@@ -66,33 +66,33 @@ class Start:
     """Trained in place."""
     vocabulary: Vocabulary
     games: list[Game]
-    """One a table, in the tables' order."""
+    """One game per table, in the tables' order."""
 
     def generator(self) -> torch.Generator:
-        """Return a generator of the seed: all random choices of a learner come from one."""
+        """Return a generator with the seed: all random choices of a learner come from one generator."""
         return torch.Generator().manual_seed(self.seed)
 
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A learner, its recipes, and what it can be combined with."""
+    """A learner, its recipes, and its possible combinations."""
 
     name: str
     train: Callable[[Start, Any, ProgressCallback], int]
-    """Train the network of the start by a configuration, on one thread; return how many episodes were learnt from."""
+    """Trains the start's network with a configuration, on one thread; returns the number of episodes learnt from."""
     recipes: Mapping[str, Any]
     """Configurations by name, each with a field `returns`; the first is the default."""
     encoder: str = "graph"
-    """Of a fresh network where none is named."""
+    """Encoder of a fresh network if none is named."""
     continues: bool = True
     """Whether it can continue from another policy."""
     stacks: bool = False
-    """It trains several networks at once by stacked weights, which the encoder must allow."""
+    """Whether it trains several networks at once by stacked weights, which the encoder must allow."""
     with_history: Callable[[Gathered, Sequence[str]], Learner] | None = None
-    """Returns a learner that learns from a history, too; the names are those of its files."""
+    """Returns a learner that also learns from a history, given the names of its files."""
 
     def recipe(self, name: str | None = None) -> Any:
-        """Return the recipe with this name, or the first; `LearningError` lists the known names."""
+        """Return the recipe with this name, or the first; raise `LearningError` with the known names."""
         if name is None:
             return next(iter(self.recipes.values()))
         if name not in self.recipes:
@@ -113,8 +113,8 @@ class Learner:
         """Learn a policy from tables. The same tables, configuration, seed and parent give the same policy bit for bit.
 
         `config` is the first recipe's by default. `parent` is the policy to continue from: it keeps its encoder. A
-        fresh network gets `encoder`. Runs on one thread: the tensors are too small to share. Raises `TableError` for a
-        table that cannot be played, and `LearningError` where learning cannot start, or a number stops being finite.
+        fresh network gets `encoder`. Runs on one thread: the tensors are too small to share. Raise `TableError` for a
+        table that cannot be played, and `LearningError` if learning cannot start, or a number stops being finite.
         """
         config = self.recipe() if config is None else config
         encoder = encoder or self.encoder
@@ -128,7 +128,7 @@ class Learner:
         )
 
     def check(self, encoder: str, parent: Policy | None) -> None:
-        """Raise `LearningError` where this learner cannot use the encoder, or cannot continue from a policy."""
+        """Raise `LearningError` if this learner cannot use the encoder, or cannot continue from a policy."""
         if self.stacks and not ENCODERS.load(encoder).stackable:
             raise LearningError(
                 f"learner {self.name} stacks networks, which encoder {encoder} does not allow; leave --encoder out"
@@ -141,9 +141,9 @@ class Learner:
 
 
 def time_shifts(jitter: float, count: int, generator: torch.Generator) -> Tensor:
-    """Draw by which share of the budget, at most `jitter`, times left are shifted either way, (count,), float64.
+    """Draw the shift of times left as a share of the budget, at most `jitter` either way, (count,), float64.
 
-    0, and nothing is drawn, without jitter.
+    Without jitter it is 0, and nothing is drawn.
     """
     if jitter == 0:
         return torch.zeros(count, dtype=torch.float64)
@@ -151,7 +151,7 @@ def time_shifts(jitter: float, count: int, generator: torch.Generator) -> Tensor
 
 
 def ascend(optimizer: torch.optim.Optimizer, wanted: Tensor) -> None:
-    """Take a step towards more of what is wanted, its sum; `LearningError` where it is not finite."""
+    """Take a step towards a larger sum of `wanted`; raise `LearningError` if it is not finite."""
     if not bool(torch.isfinite(wanted).all()):
         raise LearningError(NOT_FINITE)
     optimizer.zero_grad()
@@ -173,9 +173,9 @@ def start_learning(
 ) -> Start:
     """Unfold the tables, and take a fresh network of this seed, or a copy of the parent's.
 
-    `architectures` are those of other states that are learnt from. Raises `TableError` for a table that cannot be
-    played, `LearningError` without anything to learn from and for an encoder or a parent whose network cannot decide
-    about as many growth points, or about an operation of a table.
+    `architectures` belong to other states to learn from. Raise `TableError` for a table that cannot be played; raise
+    `LearningError` if there is nothing to learn from, or if the network of the encoder or parent cannot decide about as
+    many growth points, or about an operation of a table.
     """
     if not tables and not architectures:
         raise LearningError("there is no outcome table to learn from")
@@ -256,25 +256,25 @@ def one_thread() -> Iterator[None]:
 
 
 class HoldOutConfig(Protocol):
-    """A configuration that says what is held out."""
+    """A configuration of the held-out part."""
 
     @property
     def held_out_share(self) -> float:
-        """Of the jobs."""
+        """Share of the jobs."""
 
     @property
     def held_out_seed(self) -> int:
-        """Of the share."""
+        """Seed of the share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The part of a history that is learnt from."""
+    """The part of a history to learn from."""
 
     episodes: Sequence[Episode]
     tried: Sequence[Tried]
     held_out: int
-    """Episodes that are held out, without trials."""
+    """Number of held-out episodes, without trials."""
     lineage: LearntHistory
 
 
@@ -284,7 +284,7 @@ def remembered(
     files: tuple[str, ...],
     usable: Callable[[Sequence[Episode]], Sequence[Episode]] = lambda episodes: episodes,
 ) -> Remembered:
-    """Return what is learnt from a history: of what is not held out, the `usable` episodes, and all trials.
+    """Return the part of a history to learn from: of the part not held out, the `usable` episodes, and all trials.
 
     `files` are the names that the lineage gives to the history.
     """
@@ -306,15 +306,15 @@ def remembered(
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """Episodes that were played, as (episodes, decisions); those of tables with fewer decisions end earlier."""
+    """Played episodes, as (episodes, decisions); those of tables with fewer decisions end earlier."""
 
     states: Tensor
-    """Before each decision; 0 after the end."""
+    """State before each decision; 0 after the end."""
     actions: Tensor
     playing: Tensor
     """False after the end."""
     ended: Tensor
-    """(episodes,): which of all sequences it was."""
+    """(episodes,): the index of the sequence among all."""
 
 
 class Rollouts:
@@ -332,16 +332,16 @@ class Rollouts:
         """(states + sequences, actions)."""
         self.decisions = max(game.tree.decisions for game in games.games)
         self.first = torch.from_numpy(transitions.first)
-        """The state that each table's episodes begin with."""
+        """First state of each table's episodes."""
 
     def checked(self, answers: Tensor) -> Tensor:
-        """Return logits or log probabilities; `LearningError` where one of a legal action is not finite."""
+        """Return logits or log probabilities; raise `LearningError` if one of a legal action is not finite."""
         if not bool(torch.isfinite(answers[self.legal]).all()):
             raise LearningError(NOT_FINITE)
         return answers
 
     def play(self, probabilities: Tensor, episodes: int, generator: torch.Generator) -> Episodes:
-        """Play episodes on each table, actions drawn by their probabilities (states, actions) in each state."""
+        """Play episodes on each table; actions are drawn by their probabilities (states, actions) in each state."""
         count = len(self.legal)
         at = self.first.repeat_interleave(episodes)
         states, actions, playing = [], [], []
@@ -357,7 +357,7 @@ class Rollouts:
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor, network: nn.Module, norm: float, updates: int) -> None:
-    """Take a step to less loss, gradients shortened to `norm`; `LearningError` where it is not finite."""
+    """Take a step to a smaller loss, gradients clipped to `norm`; raise `LearningError` if it is not finite."""
     if not bool(torch.isfinite(loss)):
         raise LearningError(f"the loss is {loss.item()} after {updates} updates; lower the learning rate")
     optimizer.zero_grad()

@@ -1,6 +1,6 @@
 """The paper's learner: a variation of REINFORCE over outcome tables (Lamelas, algorithms 3 and 4).
 
-`PAPER` is the paper's to the letter. `BATCHED` is the same estimator over many episodes at once, with each table's
+`PAPER` follows the paper to the letter. `BATCHED` is the same estimator over many episodes at once, with each table's
 returns standardised.
 """
 
@@ -28,10 +28,10 @@ from espalier_core.base import Record
 
 
 class TableOrder(StrEnum):
-    """In which order tables are learnt from."""
+    """The order in which tables are learnt."""
 
     CYCLE = "cycle"
-    """One table an update, each in turn."""
+    """One table per update, each in turn."""
     TOGETHER = "together"
     """All tables in every update."""
     CURRICULUM = "curriculum"
@@ -42,13 +42,13 @@ class ReinforceConfig(Record):
     """Hyperparameters; the defaults are the paper's (Lamelas 5.7, 6.5)."""
 
     episodes: int = Field(default=10_000, ge=1)
-    """Of all tables together; rounded up to whole updates."""
+    """Number of episodes of all tables together; rounded up to whole updates."""
     episodes_per_update: int = Field(default=1, ge=1)
-    """Of each table that takes part in an update. The paper updates after each episode."""
+    """Number of episodes of each table in an update. The paper updates after each episode."""
     order: TableOrder = TableOrder.CYCLE
     returns: Returns = Returns.PAPER
     learning_rate: float = Field(default=1e-4, gt=0)
-    """Of Adam."""
+    """Learning rate of Adam."""
     learning_rate_decay: float = Field(default=0.99, gt=0, le=1)
     """Factor on the learning rate."""
     decay_every: int = Field(default=500, ge=1)
@@ -58,7 +58,7 @@ class ReinforceConfig(Record):
     temperature_decay: float = Field(default=0.9, gt=0, le=1)
     """Factor on the temperature, which never falls below 1."""
     time_jitter: float = Field(default=0.0, ge=0, le=0.5)
-    """Each update shifts a table's times left by a uniformly random share of the budget up to this, either way."""
+    """Maximum shift of times left, as a share of the budget: each update draws one per table, either way."""
     entropy: float = Field(default=0.0, ge=0)
     """Weight of the policy's entropy in the objective, falling linearly to 0 at the end. The paper has none."""
 
@@ -76,12 +76,12 @@ BATCHED: Final = ReinforceConfig(
     time_jitter=0.1,
     entropy=0.6,
 )
-"""For several tables at once in a minute. Without the entropy term learning at this rate ends within a few hundred
-updates in whatever sequence was good first; .6 was the best of .02, .1, .3, .6 on the paper's six tables."""
+"""For several tables at once in a minute. Without the entropy term, learning at this rate ends within a few hundred
+updates in the first good sequence; 0.6 was the best of 0.02, 0.1, 0.3, 0.6 on the paper's six tables."""
 
 
 def train(start: Start, config: ReinforceConfig, progress: ProgressCallback) -> int:
-    """Play and update, stage after stage."""
+    """Play and update, stage by stage."""
     network, games = start.network, start.games
     generator = start.generator()
     # Embeddings and time encodings are fixed; encoders and decider are the trainable components (Lamelas 5.7).
@@ -101,7 +101,7 @@ def objective(log_probabilities: Tensor, returns: Tensor) -> Tensor:
 
 
 def counted_objective(log_probabilities: Tensor, returns: Tensor, counts: Tensor) -> Tensor:
-    """Return `objective` of episodes that are given as how many of them took each sequence."""
+    """Return `objective` of episodes given as the number of episodes of each sequence."""
     each = (-log_probabilities * returns[:, None]).mean(dim=1)
     return (each * counts).sum() / counts.sum()
 
@@ -123,7 +123,7 @@ def _learn_stage(
     while stage_played < share:
         taking_part = games if config.order is TableOrder.TOGETHER else [games[updates % len(games)]]
         temperature = max(1.0, config.temperature * config.temperature_decay ** (stage_played // config.decay_every))
-        # Learning rate decays over the whole of learning, the temperature within each stage.
+        # The learning rate decays over the whole of learning, the temperature within each stage.
         decays = (played + stage_played) // config.decay_every
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * config.learning_rate_decay**decays
@@ -149,7 +149,7 @@ def _update_objective(
     temperature: float,
     entropy: float,
 ) -> tuple[Tensor, float, float]:
-    """Play one batch on each table: return what to minimise, algorithm 3's part of it, and the mean accuracy."""
+    """Play one batch on each table; return the value to minimise, algorithm 3's part of it, and the mean accuracy."""
     objectives, entropies, accuracies = [], [], []
     for game in games:
         shift = 0.0

@@ -1,12 +1,12 @@
-"""Regression trees from a corpus of growth: what each growth gained there, by features of the place.
+"""Regression trees from a corpus of growth: the gain of each growth by features of its place.
 
-Splits are drawn at random (extremely randomized trees, Geurts et al. 2006): few families with noisy gains are learnt
-from, and the mean of such trees follows their noise less. Each tree is learnt from a bootstrap over *families*: models
-of a family resemble each other, so only a family that a tree has not met shows what it knows of others. The families
-that a tree left out also decide how cautious the policy has to be to do little harm: by how many deviations of the
-trees the expected gain is lowered, and how much is then needed to beat nothing.
+Splits are drawn at random (extremely randomized trees, Geurts et al. 2006): there are few families with noisy gains,
+and the mean of such trees follows their noise less. Each tree is learnt from a bootstrap over *families*: models of a
+family resemble each other, so only a family that a tree has not met tests its knowledge of others. The families that a
+tree left out also determine the caution at which the policy does little harm: the number of deviations of the trees by
+which the expected gain is lowered, and the gain then needed to beat nothing.
 
-Each tree has three parts, learnt apart: the first layers that are added, later ones, and what widens. Learnt together,
+Each tree has three parts, learnt separately: the first added layers, later ones, and widenings. When learnt together,
 advice on where to add the first layers was worse.
 """
 
@@ -42,26 +42,26 @@ from espalier_core.estimates.gains import HARM
 WIDENS: Final = FEATURES.index("widens")
 GROWN: Final = FEATURES.index("grown before")
 PARTED: Final = 0.5
-"""What is above it widens, or has grown."""
+"""Threshold above which a row widens, or has grown."""
 CAUTIONS: Final = (0.0, 0.25, 0.5, 1.0)
-"""Deviations of the trees by which a gain may be lowered."""
+"""Choices for the deviations of the trees by which a gain is lowered."""
 NEEDED: Final = (0.0, 0.05, 0.1, 0.2, 0.3)
-"""What may be needed to beat nothing, squashed: .1 is a gain of .003."""
+"""Choices for the squashed gain needed to beat nothing: 0.1 is a gain of 0.003."""
 HARM_BAR: Final = 0.15
-"""Share of the decisions that may end more than `HARM` below doing nothing, when caution is chosen."""
+"""Share of the decisions that may end more than `HARM` below doing nothing, for the choice of caution."""
 
 
 class TreesConfig(GrowthsConfig):
     """Hyperparameters of the trees."""
 
     least_weight: float = Field(default=3.0, gt=0)
-    """Of the rows in a leaf; a growth of a case counts 1 over its seeds."""
+    """Minimum weight of the rows in a leaf; a growth of a case counts 1 over its seeds."""
     features: float = Field(default=1.0, gt=0, le=1)
-    """Share of the features that are looked at for each split."""
+    """Share of the features considered for each split."""
 
 
 class TreesHistoryConfig(TreesConfig, HeldOut):
-    """Hyperparameters of learning from a history, too."""
+    """Hyperparameters of learning with a history."""
 
 
 def _fit(
@@ -93,7 +93,7 @@ def _fit(
 
 
 def _grown(features: Floats, targets: Floats, weights: Floats, config: TreesConfig, seed: int) -> dict[str, Floats]:
-    """Return a tree that was learnt from the rows with a weight; without any, one that expects no gain."""
+    """Return a tree learnt from the rows with a weight; without any, one that expects no gain."""
     from sklearn.tree import ExtraTreeRegressor  # a second to import, for learning alone
 
     met = weights > 0
@@ -122,7 +122,7 @@ def _grown(features: Floats, targets: Floats, weights: Floats, config: TreesConf
 
 
 def _joined(feature: int, below: dict[str, Floats], above: dict[str, Floats]) -> dict[str, Floats]:
-    """Return one tree of two: its root goes to the second one where the feature is above `PARTED`."""
+    """Return one tree made of two: its root leads to the second one if the feature is above `PARTED`."""
     second = 1 + len(below["feature"])
     root = {"feature": feature, "threshold": PARTED, "left": 1, "right": second, "value": 0.0}
     first = np.array([1, second])
@@ -136,8 +136,8 @@ def _joined(feature: int, below: dict[str, Floats], above: dict[str, Floats]) ->
 def _choose_caution(network: TreesNetwork, rows: Rows, left_out: npt.NDArray[np.bool_]) -> None:
     """Choose the least cautious settings that do little harm, or the most cautious ones if all do too much.
 
-    By the decisions of families, each judged by the trees that have not met it. Their regret does not choose: that of
-    many settings is the same within its noise, and chosen by it, policies were worse on other families.
+    The decisions of each family are judged by the trees that have not met it. Regret is not the criterion: for many
+    settings it is the same within its noise, and policies chosen by it were worse on other families.
     """
     judged = np.flatnonzero((rows.decisions >= 0) & left_out.any(axis=0))
     if not len(judged):

@@ -1,1 +1,1 @@
-"""The policy: what it reads of a model, its networks, its files and what it advises."""
+"""The policy: its features of a model, its networks, its files and its advice."""

@@ -1,14 +1,14 @@
 """A policy's advice for one state: a pure function of the policy and the request.
 
-`explored` tries other actions than the best, so that what comes of them can be learnt from. An outcome tells what the
-action that was taken led to, and nothing of the others. Off-policy learning needs every action to be taken sometimes,
-with a probability that is known. This is ε-greedy, the ε-soft policy of Sutton and Barto (Reinforcement Learning, 2nd
-edition, 5.4): with probability `share` an action is drawn uniformly from all that are allowed, else the most probable
-one is taken. Uniformly, not by the policy's own probabilities: a learnt policy ends nearly certain, and would all but
-never try what it does not believe in. So no probability is below share / number of allowed actions, and an importance
-weight of one decision never above the reverse of that.
+`explored` tries other actions than the best, so that their outcomes can be learnt from. An outcome shows the result of
+the action taken, and nothing about the others. Off-policy learning needs every action to be taken sometimes, with a
+known probability. This is ε-greedy, the ε-soft policy of Sutton and Barto (Reinforcement Learning, 2nd edition, 5.4):
+with probability `share` an action is drawn uniformly from the allowed ones, else the most probable one is taken. The
+draw does not use the policy's own probabilities: a learnt policy ends nearly certain, and would almost never try an
+unlikely action. So no probability is below share / number of allowed actions, and the importance weight of a decision
+never exceeds its inverse.
 
-The probability that is recorded is that of the action over both ways to come to it, not over the one that was gone.
+The recorded probability of the action covers both ways to reach it, not only the one that was taken.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from espalier_core.types.advice import Action, ActionProbability, AdviceRequest,
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecision:
-    """An action, and the probability that the policy gives to each that was allowed."""
+    """An action, and the policy's probability of each allowed action."""
 
     action: Action
     probabilities: tuple[ActionProbability, ...]
-    """In the order of `AdviceRequest.actions()`; they sum to 1, what the network has no output for has 0."""
+    """Probabilities in the order of `AdviceRequest.actions()`; they sum to 1, and actions without an output have 0."""
     unknown_layers: int
     """Layers of the model outside the policy's vocabulary."""
     behaviour_probability: float = 1.0
-    """The probability with which `action` was taken: 1 where the most probable action is always taken."""
+    """The probability with which `action` was taken: 1 if the most probable action is always taken."""
 
     @property
     def preferred(self) -> Action:
-        """The most probable action; it is `action`, unless that was drawn."""
+        """The most probable action; it equals `action` unless that was drawn."""
         return self.probabilities[_greedy([entry.probability for entry in self.probabilities])].action
 
 
 def decide(policy: Policy, request: AdviceRequest, sample_seed: int | None = None) -> PolicyDecision:
     """Choose among the actions that the request allows.
 
-    Greedy, as in the paper's evaluation (Lamelas 6.5); with `sample_seed`, drawn by the probabilities from a
-    generator of that seed. Never fails: unknown layers are embedded from their attributes, a model without growth
-    points or with none allowed is left as it is.
+    Greedy, as in the paper's evaluation (Lamelas 6.5); with `sample_seed`, drawn by the probabilities from a generator
+    with that seed. It never fails: unknown layers are embedded from their attributes, and a model without allowed
+    growth points is left as it is.
     """
     policy = policy.answering(request.architecture)
     actions = request.actions()
@@ -84,7 +84,7 @@ def answer_of(policy: Policy, decision: PolicyDecision, decision_id: str) -> Adv
 def _estimates(
     policy: Policy, request: AdviceRequest, actions: tuple[Action, ...]
 ) -> tuple[list[float], list[ExpectedGain | None]]:
-    """Return the probability of each action, 0 for those without an output, and the gain where it is estimated."""
+    """Return the probability of each action, 0 for those without an output, and its gain if it is estimated."""
     with torch.inference_mode():
         prepared = policy.network.prepare_request(request, policy.vocabulary)
         state = (
@@ -98,7 +98,7 @@ def _estimates(
         legal[0, [place for place in places if place is not None]] = True
         row = masked_log_probabilities(logits.double(), legal)[0].exp()
     if not bool(torch.isfinite(row).all()):
-        # Finite weights can still overflow. The output of such a network means nothing: the advice is to do nothing.
+        # Finite weights can still overflow. The output of such a network is meaningless: the advice is to do nothing.
         row = torch.zeros_like(row)
         row[-1] = 1.0
     values = row.tolist()
@@ -115,7 +115,7 @@ def _estimates(
 
 
 def _greedy(probabilities: list[float]) -> int:
-    # On a tie the later action wins: Nothing is last, and it is the one that can do no harm.
+    # On a tie the later action wins: Nothing is last, and is the one that does no harm.
     return max(range(len(probabilities)), key=lambda index: (probabilities[index], index))
 
 
@@ -129,15 +129,15 @@ class Exploration(Record):
     """Settings of ε-greedy exploration."""
 
     share: float = Field(default=0.0, ge=0, le=1)
-    """Of the decisions that are drawn uniformly: 0 never, 1 all."""
+    """Share of the decisions that are drawn uniformly: 0 none, 1 all."""
     seed: int = 0
-    """With the decision's id it determines what is drawn: anybody can draw it again."""
+    """Together with the decision's id, it determines the draw, which can thus be repeated."""
 
 
 def explored(greedy: PolicyDecision, exploration: Exploration, decision_id: str) -> PolicyDecision:
-    """Return the decision with the action that is taken, and the exact probability with which it is.
+    """Return the decision with the action taken, and its exact probability.
 
-    The same decision id always draws the same; ids are random, so decisions are independent of each other.
+    The same decision id always draws the same action; ids are random, so decisions are independent of each other.
     """
     if exploration.share == 0:
         return greedy

@@ -1,15 +1,15 @@
-"""A network that reads a model as a graph and points at where to grow: one policy for any number of growth points.
+"""A network that reads a model as a graph and points at a place to grow: one policy for any number of growth points.
 
 Layers pass messages along the edges of the architecture, both ways, a few rounds. A growth point is scored from the
-state of the layer that it follows, what it would add, how often it was grown, the pooled state of the whole graph and
-the time; doing nothing from the pooled state and the time. A network that widens scores each group of channels
-likewise, from the mean state of the layers that carry them, how many they are and what doubling them would add. No
-parameter belongs to a place, a name or a number of growth points or groups, so the order and the names of layers,
-points and groups do not matter (a test).
+state of the layer that it follows, the layers it would add, its number of growths, the pooled state of the whole graph
+and the time; doing nothing from the pooled state and the time. A network that widens scores each group of channels
+likewise, from the mean state of the layers that carry them, their number and the cost of doubling them. No parameter
+belongs to a place, a name or a number of growth points or groups, so the order and the names of layers, points and
+groups do not matter (a test).
 
-`prepare_graphs` gives what it reads of models: layers, edges and what can be grown, all by attributes, none by names.
-It does not depend on the order in which layers are listed, beyond what the edges say, or on what they are called: two
-descriptions of one graph have the same features. Any operator and attribute will do.
+`prepare_graphs` returns the features of models: layers, edges and targets of growth, all by attributes, none by names.
+They depend on the edges, not on the order or names of layers: two descriptions of one graph have the same features. Any
+operator and attribute is accepted.
 
 All networks that read a graph begin with `MessagePassing`.
 """
@@ -48,20 +48,20 @@ READ_ATTRIBUTES: Final = (
     ("stride",),
     ("groups",),
 )
-"""Numbers that many operators have, one feature each: the first of these names that a layer has."""
+"""Numbers common to many operators, one feature each: the first of these names that a layer has."""
 LAYER_FEATURES: Final = 2 * EMBEDDING_SIZE + len(READ_ATTRIBUTES) + 4
 POINT_FEATURES: Final = LAYER_FEATURES + 3
 MODEL_FEATURES: Final = 4
 MAGNITUDE_SCALE: Final = 8.0
-"""Logarithms are divided by it: 256 channels are 1."""
+"""Divisor of logarithms: 256 channels are 1."""
 
 Vector = npt.NDArray[np.float32]
 STATE_SIZE: Final = 32
-"""Of a node's state."""
+"""Size of a node's state."""
 ROUNDS: Final = 4
 """Rounds of messages: a node knows its surroundings up to this distance; a pooled state contains the rest."""
 HIDDEN_SIZE: Final = 64
-"""Of the head."""
+"""Hidden size of the head."""
 HARMONICS: Final = 3
 TIME_FEATURES: Final = 3 + 2 * HARMONICS
 
@@ -69,13 +69,12 @@ TIME_FEATURES: Final = 3 + 2 * HARMONICS
 def prepare_graphs(
     architectures: Sequence[Architecture], seed: int, operations: Sequence[str] = ()
 ) -> dict[str, Tensor]:
-    """Return models as tensors. N layers in all, M models, L layers and W growth points in the largest.
+    """Return models as tensors: N layers in all, M models, at most L layers and W growth points per model.
 
-    `layers` (N, features); `edges` (2, E), from the layer that is read to the one that reads it; `places` (M, L) and
-    `points` (M, W), the rows of each model's layers and of the layers after which it can grow, -1 where it has no
-    more; `point_features` (M, W, features); `model_features` (M, features). For each
-    of the `operations`, `target_layers` (M, V, C), the rows of the layers that each target concerns, and
-    `target_features` (M, V, features). `seed` is that of the vocabulary.
+    `layers` (N, features); `edges` (2, E), from a layer to one that reads it; `places` (M, L) and `points` (M, W), the
+    rows of each model's layers and of the layers after which it can grow, padded with -1; `point_features` (M, W,
+    features); `model_features` (M, features). For each of the `operations`, `target_layers` (M, V, C), the rows of the
+    layers of each target, and `target_features` (M, V, features). `seed` is the vocabulary's.
     """
     layers: list[Vector] = []
     edges: list[tuple[int, int]] = []
@@ -153,17 +152,17 @@ def _model_features(architecture: Architecture) -> list[float]:
 
 
 def target_layers(name: str) -> str:
-    """Return the name of the tensor of the layers that an operation's targets concern."""
+    """Return the name of the tensor with the layers of an operation's targets."""
     return f"{name} layers"
 
 
 def target_features(name: str) -> str:
-    """Return the name of the tensor of what else is known of an operation's targets."""
+    """Return the name of the tensor with the features of an operation's targets."""
     return f"{name} features"
 
 
 def target_feature_count(name: str) -> int:
-    """Return how many numbers are known of each target of an operation."""
+    """Return the number of features of each target of an operation."""
     return len(operation(name).sizes) + 3
 
 
@@ -190,7 +189,7 @@ def _padded_targets(name: str, described: list[list[tuple[list[int], list[float]
 
 
 def _number(value: object) -> float:
-    """Return the magnitude of a number, or of the product of several; 0 for what is no number."""
+    """Return the magnitude of a number, or of the product of several; 0 for anything else."""
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, int | float):
@@ -206,7 +205,7 @@ def _magnitude(value: float) -> float:
 
 
 def _longest_paths(architecture: Architecture) -> dict[str, int]:
-    """Return for each layer the edges on the longest way to it from where the network begins."""
+    """Return for each layer the number of edges on the longest path to it from the beginning of the network."""
     reached: dict[str, int] = {}
     for layer in architecture.layers:
         reached[layer.name] = max((reached[name] + 1 for name in layer.inputs), default=0)
@@ -227,12 +226,12 @@ class MessagePassing(nn.Module):
         """Initialise with torch's defaults."""
         super().__init__()
         self.layers = nn.Linear(features, STATE_SIZE)
-        # Features of a node never seen can be large; normalised they stay within what the rounds were trained on.
+        # Features of a node never seen can be large; normalised they stay within the range of training.
         self.norm = nn.LayerNorm(STATE_SIZE)
         self.rounds = nn.ModuleList(nn.Linear(3 * STATE_SIZE, STATE_SIZE) for _ in range(ROUNDS))
 
     def states(self, nodes: Tensor, edges: Tensor) -> Tensor:
-        """Return the states (N, `STATE_SIZE`) of nodes (N, features); edges (2, E): a node, and one that reads it."""
+        """Return the states (N, `STATE_SIZE`) of nodes (N, features); edges (2, E) lead from a node to its reader."""
         read, reading = edges
         states: Tensor = self.norm(self.layers(nodes))
         ahead = _share(reading, len(states))
@@ -245,17 +244,17 @@ class MessagePassing(nn.Module):
 
 
 def _share(ends: Tensor, nodes: int) -> Tensor:
-    """Return for each edge 1 / the number of edges at its end, so that messages are averaged: (E, 1)."""
+    """Return 1 / the number of edges at each edge's end, so that messages are averaged: (E, 1)."""
     counts = torch.bincount(ends, minlength=nodes)
     return (1.0 / counts[ends].float())[:, None]
 
 
 def time_features(time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
-    """Return what the head knows of the time, for times of shape (n,): shape (n, 9).
+    """Return the head's features of time, for times of shape (n,): shape (n, 9).
 
-    The share s of the budget that is left, s² and √s, which rise with it, so that what lies between two moments that
-    were learnt is answered between them; and sin(πis), cos(πis) for i = 1..3, which tell moments apart. No other
-    moment encodes like the beginning or the end, as in equation 6 of Lamelas.
+    They are the share s of the budget that is left, s² and √s, which rise with it, so that a moment between two learnt
+    ones is answered between them; and sin(πis), cos(πis) for i = 1..3, which distinguish moments. No other moment has
+    the encoding of the beginning or the end, as happens in equation 6 of Lamelas.
     """
     share = (time_left_s.double() / time_budget_s.double()).clamp(0.0, 1.0)[:, None]
     angles = math.pi * share * torch.arange(1, HARMONICS + 1, dtype=torch.float64)
@@ -264,16 +263,16 @@ def time_features(time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class GraphEncodings:
-    """Encoded models: `points` (M, W, …) of each growth point, `models` (M, …) of each whole."""
+    """Encoded models: `points` (M, W, …) for each growth point, `models` (M, …) for each whole model."""
 
     points: Tensor
     models: Tensor
     others: Mapping[str, Tensor]
-    """By the name of another operation: (M, V, …) of each of its targets."""
+    """Encodings of each target (M, V, …), by the name of another operation."""
 
 
 class GraphModelEncoder(MessagePassing):
-    """Message passing over the layers of models; the targets of `operations` are encoded in addition to points."""
+    """Message passing over the layers of models; it encodes the targets of `operations` in addition to points."""
 
     def __init__(self, operations: Sequence[str] = ()) -> None:
         super().__init__(LAYER_FEATURES)
@@ -301,8 +300,8 @@ class PointerHead(nn.Module):
         super().__init__()
         self._operations = tuple(operations)
         whole = 2 * STATE_SIZE + MODEL_FEATURES + TIME_FEATURES
-        # The first layer of the points' scores, cut into the part that differs between points and the part that
-        # differs between states: the same as one layer over both, without repeating either.
+        # The first layer of the points' scores, split into a part that differs between points and a part that differs
+        # between states: equal to one layer over both, without repeating either.
         self.of_point = nn.Linear(STATE_SIZE + POINT_FEATURES, HIDDEN_SIZE)
         self.of_state = nn.Linear(whole, HIDDEN_SIZE, bias=False)
         self.point_score = nn.Sequential(
@@ -315,7 +314,7 @@ class PointerHead(nn.Module):
             nn.ReLU(),
             nn.Linear(HIDDEN_SIZE, 1),
         )
-        # Made last, so that a seed gives the rest the same weights with and without them.
+        # Created last, so that a seed gives the rest the same weights with and without them.
         for name in self._operations:
             of_target = nn.Linear(STATE_SIZE + target_feature_count(name), HIDDEN_SIZE)
             score = nn.Sequential(nn.ReLU(), nn.Linear(HIDDEN_SIZE, HIDDEN_SIZE), nn.ReLU(), nn.Linear(HIDDEN_SIZE, 1))
@@ -323,7 +322,7 @@ class PointerHead(nn.Module):
             self.add_module(f"{_weights_of(name)}_score", score)
 
     def score(self, encodings: GraphEncodings, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
-        """Return the logits (n, W + V + … + 1) of states: which model (n,), and times (n,)."""
+        """Return the logits (n, W + V + … + 1) of states, given the model of each (n,), and times (n,)."""
         state = torch.cat([encodings.models[models], time_features(time_left_s, time_budget_s)], dim=1)
         of_state = self.of_state(state)[:, None]
         scores = [self.point_score(self.of_point(encodings.points)[models] + of_state).squeeze(2)]
@@ -350,7 +349,7 @@ class GraphNetwork(PolicyNetwork):
         return prepare_graphs(architectures, vocabulary.seed, self.encoder.operations)
 
     def outputs(self, prepared: Prepared) -> ActionColumns:
-        """Return as many as the largest models need."""
+        """Return as many columns as the largest models need."""
         more = {name: prepared[target_layers(name)].shape[1] for name in self.config.operations[1:]}
         return ActionColumns({DEEPEN.name: prepared["points"].shape[1], **more})
 
@@ -360,12 +359,12 @@ class GraphNetwork(PolicyNetwork):
 
 
 def _weights_of(operation: str) -> str:
-    """Return what the weights for an operation's targets are called; policy files have those of `Widen` as `group`."""
+    """Return the name of the weights for an operation's targets; policy files name those of `Widen` `group`."""
     return "group" if operation == WIDEN.name else operation.replace(".", "_")
 
 
 def _targets(name: str, states: Tensor, prepared: dict[str, Tensor]) -> Tensor:
-    """Return the mean state of the layers that each target concerns, and what is known of it: (M, V, …)."""
+    """Return the mean state of the layers of each target, with its features: (M, V, …)."""
     rows = prepared[target_layers(name)]
     there = (rows >= 0)[..., None]
     mean = (states[rows.clamp_min(0)] * there).sum(dim=2) / there.sum(dim=2).clamp_min(1)

@@ -1,7 +1,7 @@
-"""A graph network that says what each growth gains: the graph encoder, with the features that the trees read.
+"""A graph network that estimates the gain of each growth: the graph encoder, with the features of the trees.
 
-Each growth is scored from the states of the layers that it concerns, what it would add, the pooled state of the model,
-and `tree_features`, which have the time left, the curve, costs and sizes.
+Each growth is scored from the states of its layers, its additions, the pooled state of the model, and `tree_features`,
+which have the time left, the curve, costs and sizes.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from espalier_core.types.advice import AdviceRequest
 
 DROPOUT: Final = 0.2
 FURTHEST: Final = 5.0
-"""Deviations from the mean that a feature has at most."""
+"""Limit on a feature, in deviations from the mean."""
 _SHARE: Final = len(STATIC)
-"""The feature that is the share of the time left."""
+"""Index of the feature for the share of the time left."""
 
 
 class GainHead(nn.Module):
-    """Says what growths gain, each by itself: squashed, against doing nothing."""
+    """Estimates the gain of each growth by itself: squashed, against doing nothing."""
 
     def __init__(self, operations: Sequence[str]) -> None:
-        """Initialise with torch's defaults; the normalisation of features is to be set."""
+        """Initialise with torch's defaults; the normalisation of features must be set."""
         super().__init__()
         sizes = [POINT_FEATURES, *map(target_feature_count, operations[1:])]
         self.of_target = nn.ModuleList(nn.Linear(STATE_SIZE + size, HIDDEN_SIZE) for size in sizes)
@@ -59,7 +59,7 @@ class GainHead(nn.Module):
         self.register_buffer("deviation", torch.ones(len(FEATURES)))
 
     def places(self, encodings: GraphEncodings) -> Tensor:
-        """Return what is known of each growth of each model, without features: (M, growths, hidden)."""
+        """Return the encoding of each growth of each model, without features: (M, growths, hidden)."""
         targets = (encodings.points, *encodings.others.values())
         of_targets = [of(each) for of, each in zip(self.of_target, targets, strict=True)]
         of_models: Tensor = self.of_model(encodings.models)
@@ -77,7 +77,7 @@ class GainHead(nn.Module):
 
 
 class GraphGainsNetwork(GraphNetwork):
-    """The graph encoder, and a head that was learnt from what growths gained."""
+    """The graph encoder, and a head learnt from the gains of growths."""
 
     learnt_by = "graph-gains"
     stackable = False
@@ -92,11 +92,11 @@ class GraphGainsNetwork(GraphNetwork):
         return GraphNetwork.prepare(self, architectures, vocabulary)
 
     def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> Prepared:
-        """Turn models into graphs and features, of which nothing but the description is known."""
+        """Turn models into graphs and features, from their descriptions alone."""
         return self._with_features(architectures, vocabulary, [RequestFacts()] * len(architectures))
 
     def prepare_request(self, request: AdviceRequest, vocabulary: Vocabulary) -> Prepared:
-        """Turn a request into a graph and features: with its places, from which costs follow, and with the curve."""
+        """Turn a request into a graph and features: with its places, which determine costs, and with the curve."""
         return self._with_features([request.architecture], vocabulary, [RequestFacts.of(request)])
 
     def _with_features(
@@ -106,7 +106,7 @@ class GraphGainsNetwork(GraphNetwork):
         return self.graphs(architectures, vocabulary) | features
 
     def logits(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
-        """Return each growth's gain, scaled; nothing has 0."""
+        """Return the scaled gain of each growth, and 0 for doing nothing."""
         places = self.head.places(self.encoder(prepared))
         gains = self.head.gains(places[models], rows_of(prepared, models, time_left_s, time_budget_s))
         return SHARPNESS * torch.cat([gains, torch.zeros(len(gains), 1)], dim=1)

@@ -1,10 +1,9 @@
-"""The paper's network: what it makes of a state, and how it decides (Lamelas 5.3 to 5.6).
+"""The paper's network, an encoder of states and a decider (Lamelas 5.3 to 5.6).
 
-Its decider has one output for each growth point, in the architecture's order, and a last one for doing nothing
-(Figure 5). Their number is fixed when the policy is made, to that of the largest model it learns from; the surplus
-outputs of a smaller model are masked, and points beyond the head are never chosen: no experience has shaped an output
-for them. It reads a sequence of layers and has outputs by number, so it has none for groups of channels: their number
-would be fixed with the models learnt from.
+Its decider has one output for each growth point, in the architecture's order, and a last one for doing nothing (Figure
+5). Their number is fixed when the policy is created, by the largest model it learns from; the surplus outputs of a
+smaller model are masked, and points beyond the head are never chosen: no experience has shaped an output for them.
+Outputs are numbered, so there are none for groups of channels: the learnt models would fix their number.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from espalier_core.growth.deepen import DEEPEN
 from espalier_core.types.advice import ActionColumns
 
 LAYER_HIDDEN_SIZE: Final = 50
-"""Of each direction of the layer encoder: layer encodings have 100 dimensions (Lamelas 5.3)."""
+"""Hidden size of each direction of the layer encoder: layer encodings have 100 dimensions (Lamelas 5.3)."""
 MODEL_ENCODING_SIZE: Final = 16
-"""Lamelas 5.4."""
+"""Size of a model's encoding (Lamelas 5.4)."""
 TIME_ENCODING_SIZE: Final = 8
-"""Lamelas 5.5."""
+"""Size of a time's encoding (Lamelas 5.5)."""
 DECIDER_HIDDEN_SIZE: Final = 128
-"""Lamelas 5.6."""
+"""Hidden size of the decider (Lamelas 5.6)."""
 TIME_SCALE: Final = 5.0
-"""Lamelas 5.5: "we ... decided to scale the time encodings by 5 from empirical trials"."""
+"""Factor on time encodings (Lamelas 5.5): "we ... decided to scale the time encodings by 5 from empirical trials"."""
 
 
 def encode_time(time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
     """Return equation 6 of Lamelas, v_i = 5·sin(2π·i·t_r/t_b), for times of shape (n,): shape (n, 8).
 
-    The paper does not say where i begins. i = 0 would be the constant 0 and leave seven features of the eight, so
-    i runs from 1 to 8. Time left outside [0, t_b] is taken as the nearer end. Known limit of the formula: the
-    beginning, the exact middle and the end of a budget all encode as zeros.
+    The paper does not give the first i. i = 0 would be the constant 0 and leave seven of the eight features, so i runs
+    from 1 to 8. Time left is clamped to [0, t_b]. Known limit of the formula: the beginning, the exact middle and the
+    end of a budget all encode as zeros.
     """
     share = (time_left_s.double() / time_budget_s.double()).clamp(0.0, 1.0)
     harmonics = torch.arange(1, TIME_ENCODING_SIZE + 1, dtype=torch.float64, device=share.device)
@@ -81,7 +80,7 @@ class LstmModelEncoder(nn.Module):
 
 
 class FixedHead(nn.Sequential):
-    """The decider of Lamelas 5.6: model and time encodings → one output a growth point, and a last one for Nothing."""
+    """The decider of Lamelas 5.6: model and time encodings → one output per growth point, one for Nothing."""
 
     def __init__(self, growth_points: int) -> None:
         super().__init__(
@@ -93,7 +92,7 @@ class FixedHead(nn.Sequential):
         )
 
     def score(self, encodings: Tensor, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
-        """Return the logits (n, growth points + 1) of states: which model (n,), and times (n,)."""
+        """Return the logits (n, growth points + 1) of states, given the model of each (n,), and times (n,)."""
         times = encode_time(time_left_s, time_budget_s)
         logits: Tensor = self(torch.cat([times, encodings[models]], dim=1))
         return logits
@@ -115,7 +114,7 @@ class LstmNetwork(PolicyNetwork):
         return {"embedded": pad_sequence(embedded, batch_first=True), "lengths": lengths}
 
     def outputs(self, prepared: Prepared) -> ActionColumns:
-        """Return those of the head."""
+        """Return the columns of the head."""
         return ActionColumns({DEEPEN.name: self.config.growth_points})
 
     def logits(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
@@ -124,7 +123,7 @@ class LstmNetwork(PolicyNetwork):
 
 
 def _mirror(lengths: Tensor, longest: int) -> Tensor:
-    """Return for each model the places of its layers from last to first, padding left in place: (n, longest)."""
+    """Return the places of each model's layers from last to first, with padding left in place: (n, longest)."""
     places = torch.arange(longest, device=lengths.device).expand(len(lengths), longest)
     reversed_places = lengths[:, None] - 1 - places
     return torch.where(reversed_places >= 0, reversed_places, places)

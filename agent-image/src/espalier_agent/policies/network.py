@@ -1,7 +1,7 @@
-"""The policy network: it reads models and scores the actions of a state.
+"""The policy network, which reads models and scores the actions of a state.
 
-There are several kinds, by name: the registry `ENCODERS`, which other packages extend by entry points. What a kind can
-do is in its class attributes; whoever combines it with tables or learners asks these.
+There are several kinds, named in the registry `ENCODERS`, which other packages extend by entry points. Class attributes
+state the abilities of a kind; code that combines it with tables or learners reads these.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from espalier_core.registry import Registry
 from espalier_core.types.advice import ActionColumns, AdviceRequest
 
 Prepared = dict[str, Tensor]
-"""Models as the fixed tensors that an encoder reads; made once, encoded in each update."""
+"""Models as the constant tensors that an encoder reads; prepared once, encoded in each update."""
 
 
 class NetworkConfig(Record):
-    """What tells two policy networks apart."""
+    """The configuration that distinguishes policy networks."""
 
     encoder: str = "lstm"
-    """How models are read: a name in `ENCODERS`. Files of policies rely on this default."""
+    """Encoder of models, a name in `ENCODERS`. Policy files rely on this default."""
     growth_points: int = Field(ge=1, le=4096)
-    """Growth points that a network of fixed size has outputs for; others serve any number whatever stands here."""
+    """Number of growth points with outputs in a network of fixed size; other networks serve any number."""
     widening: Literal[True] | None = None
-    """Groups of channels are scored too; absent: never chosen."""
+    """True: groups of channels are scored too; absent: they are never chosen."""
     others: tuple[OperationName, ...] | None = None
     """Growth operations other than `Deepen` and `Widen` whose targets are scored."""
 
@@ -76,19 +76,19 @@ class Gains:
 
 
 class PolicyNetwork(nn.Module, ABC):
-    """A network that scores actions; one subclass for each encoder. Made from its configuration alone.
+    """A network that scores actions, created from its configuration alone; one subclass for each encoder.
 
     A policy's file holds its state dict. `prepare` turns models into tensors once, and is not trained.
     """
 
     any_operation: ClassVar[bool] = False
-    """It scores the targets of the growth operations that its configuration names; else growth points alone."""
+    """Whether it scores the targets of the growth operations in its configuration; else growth points alone."""
     fixed_size: ClassVar[bool] = False
-    """It has outputs for `growth_points` growth points, and for no further ones; else for as many as a model has."""
+    """Whether it has outputs for exactly `growth_points` growth points; else for as many as a model has."""
     learnt_by: ClassVar[str | None] = None
-    """The only learner that can learn it; None: any that follows gradients."""
+    """The only learner for it; None: any that follows gradients."""
     stackable: ClassVar[bool] = False
-    """`torch.vmap` can map it over stacked weights."""
+    """Whether `torch.vmap` can map it over stacked weights."""
 
     def __init__(self, config: NetworkConfig) -> None:
         """Initialise with torch's defaults from the global generator; `seeded` makes it reproducible."""
@@ -100,30 +100,30 @@ class PolicyNetwork(nn.Module, ABC):
         """Turn models into the fixed tensors that `logits` reads."""
 
     def prepare_request(self, request: AdviceRequest, vocabulary: Vocabulary) -> Prepared:
-        """Turn the model of a request into what `logits` reads, and what else it tells, where that is read."""
+        """Turn the model of a request into the input of `logits`, with further facts if they are read."""
         return self.prepare([request.architecture], vocabulary)
 
     @abstractmethod
     def outputs(self, prepared: Prepared) -> ActionColumns:
-        """Return what the columns of `logits` are about, for these prepared models."""
+        """Return the meaning of the columns of `logits`, for these prepared models."""
 
     @abstractmethod
     def logits(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
         """Return the logits of n states, (n, width): one for each action, in the order of `outputs`.
 
-        `models` (n,) says which prepared model each state has; times are (n,), in float64. The width is that of a
-        network of fixed size, or what the largest prepared models need; what stands at points and groups that a model
-        does not have means nothing.
+        `models` (n,) has the index of each state's prepared model; times are (n,), in float64. The width is fixed in a
+        network of fixed size, else the largest prepared models determine it; values for points and groups that a model
+        does not have are meaningless.
         """
 
     def estimates(
         self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor
     ) -> tuple[Tensor, Gains | None]:
-        """Return `logits`, and the gain in final accuracy that is expected of each growth; None if not known."""
+        """Return `logits`, and the expected gain of each growth in final accuracy; None if it is not known."""
         return self.logits(prepared, models, time_left_s, time_budget_s), None
 
     def forward(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
-        """Return `logits`: the name that `torch.func.functional_call` calls, for stacked weights."""
+        """Return `logits`: `torch.func.functional_call` calls `forward`, for stacked weights."""
         return self.logits(prepared, models, time_left_s, time_budget_s)
 
     @staticmethod
@@ -133,7 +133,7 @@ class PolicyNetwork(nn.Module, ABC):
 
     @classmethod
     def seeded(cls, config: NetworkConfig, seed: int) -> PolicyNetwork:
-        """Return a freshly initialised network that depends on `seed` alone; the global generator is left as it was."""
+        """Return a freshly initialised network that depends on `seed` alone; the global generator stays unchanged."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls.of(config)

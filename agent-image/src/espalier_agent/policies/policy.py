@@ -1,8 +1,8 @@
-"""A policy: a trained network, the vocabulary it was trained with, and where it comes from.
+"""A policy: a trained network, its vocabulary, and its lineage.
 
-On disk it is a folder: `policy.json`, and the safetensors file that it names. That file carries a digest in its name,
-and `policy.json` is replaced atomically, after the weights are written: whoever reads the folder while a policy is
-replaced sees the old one or the new one. Writers of one machine come one after the other. No pickle is read.
+On disk it is a folder: `policy.json`, and the safetensors file that it names. That file has a digest in its name, and
+`policy.json` is replaced atomically, after the weights are written: a reader sees the old policy or the new one while
+one is replaced. Writers on one machine wait for each other. No pickle is read.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from espalier_core.growth.architecture import Architecture
 from espalier_core.types.advice import PolicyVersion
 
 DEFAULT_EMBEDDING_SEED: Final = 0
-"""Of the layers' embeddings. Policies that share it agree about layers that none of them has met."""
+"""Seed of the layers' embeddings. Policies that share it agree about layers that none of them has met."""
 POLICY_FILE: Final = "policy.json"
 EMBEDDINGS: Final = "vocabulary.embeddings"
 NETWORK_PREFIX: Final = "network."
 MAX_WEIGHTS_BYTES: Final = 256 * 1024 * 1024
-"""Of the tensors' file. The largest head and a vocabulary of a million layers stay below a third of it."""
+"""Maximum size of the tensors' file. The largest head and a vocabulary of a million layers stay below a third of it."""
 LOCK_SECONDS: Final = 30.0
-"""How long a writer waits for another one, who needs a second."""
+"""Seconds that a writer waits for another one, which needs about one."""
 READINGS: Final = 5
-"""How often a policy is read again that is replaced while it is read."""
+"""Number of attempts to read a policy that is replaced meanwhile."""
 
 
 class LearntTable(Record):
@@ -57,29 +57,29 @@ class LearntTable(Record):
 
     name: str
     sha256: str
-    """Of the table's canonical JSON."""
+    """Digest of the table's canonical JSON."""
 
 
 class LearntHistory(Record):
-    """The decisions of a service, and what came of them, that a policy was learnt from."""
+    """The decisions of a service, with outcomes, that a policy was learnt from."""
 
     files: tuple[str, ...]
-    """Names of the databases. They grow while they are read, so the digest is not theirs."""
+    """Names of the databases. These grow while they are read, so the digest does not cover the files."""
     sha256: str
-    """Of what was learnt from: ids, actions, their probabilities and accuracies."""
+    """Digest of the learnt data: ids, actions, their probabilities and accuracies."""
     decisions: int
     episodes: int
-    """Jobs, with one decision or more each."""
+    """Jobs, each with one decision or more."""
     held_out_share: float
-    """Of all episodes; these were not learnt from."""
+    """Share of all episodes that was not learnt from."""
     held_out_seed: int
     held_out_episodes: int
     trials: int = 0
-    """Decisions that a trial took; they are learnt from by what their arms have shown."""
+    """Decisions of trials, learnt from the results of their arms."""
 
 
 class Lineage(Record):
-    """How a policy came to be: enough to make it again."""
+    """The origin of a policy: enough to make it again."""
 
     learner: str
     config: dict[str, bool | int | float | str]
@@ -87,11 +87,11 @@ class Lineage(Record):
     seed: int
     episodes: int
     tables: tuple[LearntTable, ...]
-    """What it, or a policy that it continues from, has learnt from: none of them can judge it."""
+    """Tables that it, or a policy that it continues from, has learnt from: none of them can judge it."""
     parent: PolicyVersion | None = None
-    """The policy that learning started from; absent when it started from a fresh network."""
+    """The policy that learning started from; absent for a fresh network."""
     history: LearntHistory | None = None
-    """What it, or its parent policy, learned from in addition to tables; absent if both learned from tables alone."""
+    """History that it, or its parent, learned from in addition to tables; absent if both learned from tables alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Policy:
     vocabulary: Vocabulary
     lineage: Lineage
     strangers: Policy | None = field(default=None, compare=False)
-    """Answers for models with layers that this policy has never met; None: it answers for them, too."""
+    """The policy for models with layers that this one has never met; None: this one answers for them, too."""
 
     def answering(self, architecture: Architecture) -> Policy:
         """Return the policy that answers for a model."""
@@ -146,16 +146,16 @@ def make_policy(name: str, network: PolicyNetwork, vocabulary: Vocabulary, linea
 
 
 def save_policy(policy: Policy, folder: Path, *, instead_of: PolicyVersion | None = None) -> None:
-    """Write a policy into `folder`, which is made where it is missing; replaces a policy that is there.
+    """Write a policy into `folder`, which is created if missing; replace an existing policy.
 
-    With `instead_of` only if that one is there still. Raises `PolicyError` where it is not, where another writer
-    does not end in `LOCK_SECONDS`, and where the policy is no longer what its version says; `OSError` where the disk
-    refuses. The policy that was there before is then intact.
+    With `instead_of`, only replace that policy. Raise `PolicyError` if it is no longer there, if another writer does
+    not end within `LOCK_SECONDS`, or if the policy no longer matches its version; raise `OSError` if the disk fails.
+    The previous policy is then intact.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = _weights(policy.network, policy.vocabulary)
     if (found := _version(weights, policy.network.config, policy.vocabulary)) != policy.version:
-        # Nobody could read it.
+        # Nobody could read such a policy.
         raise PolicyError(
             f"{folder}: policy {policy.name}@{policy.version} is not written, for its contents are those of version "
             f"{found}: its network was changed, or another version of safetensors wrote it; learn it again"
@@ -168,8 +168,8 @@ def save_policy(policy: Policy, folder: Path, *, instead_of: PolicyVersion | Non
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep other writers of this machine out of a folder; `PolicyError` where one does not end."""
-    # The folder itself is locked: a file for it would be copied with the policy, into ConfigMaps and images.
+    """Keep other writers of this machine out of a folder; raise `PolicyError` if one does not end."""
+    # The folder itself is locked: a lock file would be copied with the policy into ConfigMaps and images.
     handle = os.open(folder, os.O_RDONLY)
     try:
         end = time.monotonic() + LOCK_SECONDS
@@ -211,7 +211,7 @@ def _write(policy: Policy, weights: bytes, folder: Path) -> None:
 
 
 def load_policy(folder: Path) -> Policy:
-    """Read a policy; `PolicyError` names the file and what is wrong: missing, damaged, of another version or shape."""
+    """Read a policy; `PolicyError` names the file and its fault: missing, damaged, of another version or shape."""
     path = folder / POLICY_FILE
     document, content = _read(folder)
     weights_path = folder / document.weights
@@ -223,7 +223,7 @@ def load_policy(folder: Path) -> Policy:
         tensors = load(content)
     except SafetensorError as error:
         raise PolicyError(f"{weights_path}: not a safetensors file ({error})") from error
-    except KeyError as error:  # Of a type that torch has no tensors of.
+    except KeyError as error:  # A type without tensors in torch.
         raise PolicyError(f"{weights_path}: holds tensors of type {error}, where torch.float32 is expected") from error
     shapes = PolicyNetwork.shapes(document.network)
     expected = {NETWORK_PREFIX + key: shape for key, shape in shapes.items()}
@@ -246,7 +246,7 @@ def load_policy(folder: Path) -> Policy:
 
 
 def _read(folder: Path, times: int = READINGS) -> tuple[PolicyDocument, bytes]:
-    """Return a policy's document, and what is in the file of weights that it names."""
+    """Return a policy's document, and the contents of the weights file that it names."""
     path = folder / POLICY_FILE
     document = _read_policy_file(path)
     weights_path = folder / document.weights
@@ -255,7 +255,7 @@ def _read(folder: Path, times: int = READINGS) -> tuple[PolicyDocument, bytes]:
     except DocumentError as error:
         raise PolicyError(str(error)) from error
     except OSError as error:
-        # A writer may have replaced the document just now, and deleted the weights that the old one names.
+        # A writer may have just replaced the document and deleted the weights that the old one names.
         if times > 1 and _read_policy_file(path) != document:
             return _read(folder, times - 1)
         raise PolicyError(f"{weights_path}: cannot be read ({error.strerror}), but {path} names it") from error
@@ -267,11 +267,13 @@ def _read_policy_file(path: Path) -> PolicyDocument:
     except DocumentError as error:
         raise PolicyError(str(error)) from error
     except OSError as error:
-        raise PolicyError(f"{path}: cannot be read ({error.strerror}); a policy is a folder with it in it") from error
+        raise PolicyError(
+            f"{path}: cannot be read ({error.strerror}); a policy is a folder that contains it"
+        ) from error
 
 
 def default_policy() -> Policy:
-    """Return the policy that Espalier ships: one for the models of its tables, and one for all others."""
+    """Return the policy that Espalier ships: one part for the models of its tables, and one for all others."""
     return replace(_carried(data.POLICY_FOLDER), strangers=_carried(data.STRANGERS_FOLDER))
 
 
@@ -281,7 +283,7 @@ def _carried(name: str) -> Policy:
 
 
 def open_policy(folder: Path | None) -> Policy:
-    """Return the policy of a folder, or the shipped one; raises `PolicyError`."""
+    """Return the policy of a folder, or the shipped one; raise `PolicyError`."""
     return default_policy() if folder is None else load_policy(folder)
 
 
@@ -291,8 +293,8 @@ def _weights(network: PolicyNetwork, vocabulary: Vocabulary) -> bytes:
 
 
 def _version(weights: bytes, network: NetworkConfig, vocabulary: Vocabulary) -> str:
-    """Return the version of what is written so. What is new in a network's configuration must be absent by default:
-    else all policies of before have other versions.
+    """Return the version for the written contents. New fields of a network's configuration must be absent by default:
+    otherwise all earlier policies would get other versions.
     """
     digest = hashlib.sha256(weights)
     described = {"network": network.to_json(), "vocabulary": vocabulary.keys, "seed": vocabulary.seed}

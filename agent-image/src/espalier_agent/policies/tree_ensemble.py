@@ -1,8 +1,8 @@
-"""Regression trees that say what each growth gains: the network of a policy without gradients.
+"""Regression trees that estimate the gain of each growth: the network of a policy without gradients.
 
-Each tree was learnt from other families (`espalier_agent.learners.trees`). Their mean is what is expected, their spread
-how sure that is: families that none of them has met make them differ. A growth's score is a low estimate of its gain,
-so that the policy says `Nothing` where it does not know enough to beat nothing.
+Each tree was learnt from other families (`espalier_agent.learners.trees`). Their mean is the expectation, their spread
+its uncertainty: on families that none of them has met, they differ. A growth's score is a low estimate of its gain, so
+that the policy advises `Nothing` if it does not know enough.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from espalier_core.types.advice import ActionColumns, AdviceRequest
 
 TREES: Final = 100
 LEAVES: Final = 128
-"""Of each part of a tree: for first growths, for later ones, and for what widens."""
+"""Leaves of each part of a tree: for first growths, for later ones, and for widenings."""
 NODES: Final = 3 * (2 * LEAVES - 1) + 2
-"""Of a tree: its parts, and two splits between these."""
+"""Nodes of a tree: its parts, and two splits between these."""
 DEPTH: Final = 14
 SHARPNESS: Final = 6.0
-"""Of the probabilities; it changes no decision."""
+"""Sharpness of the probabilities; it changes no decision."""
 QUANTILES: Final = (0.1, 0.9)
-"""The interval that is reported."""
+"""Ends of the reported interval."""
 _LIMIT: Final = 0.999
 
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """Trees in the form in which they are evaluated: the nodes of all of them in a row, a leaf below itself."""
+    """Trees in the form for evaluation: the nodes of all of them in a row; a leaf points to itself."""
 
     feature: npt.NDArray[np.intp]
     threshold: npt.NDArray[np.float32]
     below: npt.NDArray[np.intp]
-    """Two a node: where rows above the threshold go, and the others."""
+    """Two children per node: for rows above the threshold, and for the others."""
     value: npt.NDArray[np.float32]
     roots: npt.NDArray[np.intp]
 
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[np.float32]]) -> Trees:
-        """Take them from the arrays of a `TreesNetwork`."""
+        """Return the trees in the arrays of a `TreesNetwork`."""
         feature = arrays["feature"]
         own = np.arange(feature.size).reshape(feature.shape)
         roots, last = own[:, :1], feature.shape[1] - 1
@@ -66,7 +66,7 @@ class Trees:
         )
 
     def evaluated(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return what each tree says of each row, (trees, rows): all of them go down one level at a time."""
+        """Return the value of each tree for each row, (trees, rows); all descend one level at a time."""
         numbers, starts = rows.ravel(), np.arange(len(rows)) * rows.shape[1]
         node = np.broadcast_to(self.roots, (len(self.roots), len(rows)))
         for _ in range(DEPTH):
@@ -91,28 +91,28 @@ class TreesNetwork(PolicyNetwork):
         self._made: Trees | None = None
 
     def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> Prepared:
-        """Turn models into features, of which nothing but the description is known."""
+        """Turn models into features, from their descriptions alone."""
         return self._prepared(architectures, [RequestFacts()] * len(architectures))
 
     def prepare_request(self, request: AdviceRequest, vocabulary: Vocabulary) -> Prepared:
-        """Turn a request into features: with its places, from which costs follow, and with the curve."""
+        """Turn a request into features: with its places, which determine costs, and with the curve."""
         return self._prepared([request.architecture], [RequestFacts.of(request)])
 
     def _prepared(self, architectures: Sequence[Architecture], facts: Sequence[RequestFacts]) -> Prepared:
         return prepared_features(self.config.operations, architectures, facts)
 
     def outputs(self, prepared: Prepared) -> ActionColumns:
-        """Return as many as the largest models need."""
+        """Return as many columns as the largest models need."""
         return ActionColumns(dict(zip(self.config.operations, prepared["counts"].tolist(), strict=True)))
 
     def logits(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
-        """Return a low estimate of each growth's gain, scaled; nothing has `needed`."""
+        """Return a low, scaled estimate of the gain of each growth; doing nothing has `needed`."""
         return self._scores(self._values(prepared, models, time_left_s, time_budget_s))
 
     def estimates(
         self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor
     ) -> tuple[Tensor, Gains]:
-        """Return `logits`, and what the trees expect of each growth: mean and an interval of 80 % of them."""
+        """Return `logits`, and the trees' expectation for each growth: the mean and an interval with 80 % of them."""
         each = self._values(prepared, models, time_left_s, time_budget_s)
         mean, (low, high) = each.mean(axis=0), np.quantile(each, QUANTILES, axis=0)
         ends = np.minimum(low, mean), np.maximum(high, mean)
@@ -126,13 +126,13 @@ class TreesNetwork(PolicyNetwork):
     def _values(
         self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor
     ) -> npt.NDArray[np.float32]:
-        """Return what each tree says, squashed: (trees, n, growths)."""
+        """Return the value of each tree, squashed: (trees, n, growths)."""
         rows = rows_of(prepared, models, time_left_s, time_budget_s).numpy()
         count, growths, _ = rows.shape
         return self._trees().evaluated(rows.reshape(-1, len(FEATURES))).reshape(TREES, count, growths)
 
     def _trees(self) -> Trees:
-        """Return the trees, made once for a network in service, which does not change."""
+        """Return the trees, built once for a network in service, which does not change."""
         if self.training:
             return Trees.of(self.arrays())
         if self._made is None:
@@ -148,7 +148,7 @@ class TreesNetwork(PolicyNetwork):
 
 
 def squashed(gain: float) -> float:
-    """Return a gain in accuracy as the trees learn it: one of .1 is hardly better than one of .06."""
+    """Return a gain in accuracy as the trees learn it: a gain of 0.1 is hardly better than one of 0.06."""
     return math.tanh(gain / SPREAD)
 
 

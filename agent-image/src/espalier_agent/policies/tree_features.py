@@ -1,7 +1,7 @@
 """Features of each growth for the trees: place, kind, size and cost, the time left, and the learning curve.
 
-Nothing here depends on names, nor on what a model is called: only on what its description says, so models that nobody
-has met are read as well. What is not known is `UNKNOWN`, which trees can split off.
+Features depend on the description alone, not on names, so unknown models can be read as well. Unknown values are
+`UNKNOWN`, which trees can split off.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from espalier_core.types.advice import Action, AdviceRequest, offered
 
 UNKNOWN: Final = -1.0
 BATCH_SIZE: Final = 32
-"""Where a request does not tell it."""
+"""Batch size if a request does not have it."""
 STATIC: Final = (
     "deepens",
     "adds a block",
@@ -89,20 +89,20 @@ class RequestFacts:
 
     @classmethod
     def of(cls, request: AdviceRequest) -> RequestFacts:
-        """Read them."""
+        """Return the facts of a request."""
         metrics = {metric.name: metric.value for metric in request.progress.metrics}
         return cls(request.places, request.batch_size, metrics)
 
 
 def static_features(architecture: Architecture, facts: RequestFacts) -> dict[Action, Vector]:
-    """Return for each growth that a model offers its `STATIC` features."""
+    """Return the `STATIC` features of each growth that a model offers."""
     growths = offered(architecture)
     model = _Model(architecture, facts)
     found: dict[Action, Vector] = {}
     mixed: set[str] = set()
     alike = Counter(action.kind for action in growths)
     before: Counter[str] = Counter()
-    # Without those that widen: most jobs do not allow them, and the same model would look different.
+    # Without growths that widen: most jobs do not allow them, and the same model would look different.
     whole = model.whole(sum(action.kind != WIDEN.name for action in growths))
     for action in growths:
         share = before[action.kind] / max(1, alike[action.kind] - 1)
@@ -115,7 +115,7 @@ def static_features(architecture: Architecture, facts: RequestFacts) -> dict[Act
 
 
 def dynamic_features(architecture: Architecture, facts: RequestFacts) -> list[float]:
-    """Return the `DYNAMIC` features but the time."""
+    """Return the `DYNAMIC` features except the time."""
     metrics, chance = facts.metrics, math.log(max(2, _classes(architecture)))
     valid, train = metrics.get("validation_loss"), metrics.get("train_loss")
     return [
@@ -146,13 +146,13 @@ class _Model:
         self._furthest = max(1, *self._reached.values())
         self._most_mixed = max(self._mixed.values())
         widths = [_width(layer) for layer in architecture.layers if layer.operator in WEIGHT_OPERATORS]
-        # The last one is the number of classes.
+        # The last width is the number of classes.
         widths = [width for width in widths[:-1] if width] or [1]
         self._widest, self._narrowest = max(widths), min(widths)
         self._parameters = max(1, architecture.parameters)
 
     def features(self, action: Action, share: float, *, first: bool) -> list[float]:
-        """Return what concerns one growth."""
+        """Return the features of one growth."""
         added, after, grown = self._added(action)
         weighted = [layer for layer in added if layer.operator in WEIGHT_OPERATORS]
         mixing = any(map(mixes, added))
@@ -160,7 +160,7 @@ class _Model:
         parameters = sum(layer.parameters for layer in added)
         seconds = sum(layer_seconds(layer, self._places.get(layer.name, here), self._batch) for layer in added)
         if action.kind == WIDEN.name:
-            # Twice the arithmetic, and no operation more.
+            # Twice the arithmetic, but no additional operation.
             seconds -= len(added) * (OPERATION_SECONDS + WEIGHTED_SECONDS)
         width = _width(weighted[0]) if weighted else _width(self._layers[after])
         return [
@@ -188,7 +188,7 @@ class _Model:
         ]
 
     def whole(self, growths: int) -> list[float]:
-        """Return what concerns the model."""
+        """Return the features of the model."""
         layers = self._architecture.layers
         points = self._architecture.growth_points
         return [
@@ -203,7 +203,7 @@ class _Model:
         ]
 
     def _added(self, action: Action) -> tuple[tuple[Layer, ...], str, int]:
-        """Return the layers that a growth adds, the layer after which, and how often it was grown there."""
+        """Return the layers that a growth adds, the layer that they follow, and the number of growths there."""
         architecture = self._architecture
         if action.kind == DEEPEN.name:
             point = self._points[action.target]
@@ -237,7 +237,7 @@ def _classes(architecture: Architecture) -> int:
 def prepared_features(
     operations: Sequence[str], architectures: Sequence[Architecture], facts: Sequence[RequestFacts]
 ) -> Prepared:
-    """Return `static` (M, growths, features), `dynamic` (M, features) and `counts`: of each operation, the targets."""
+    """Return `static` (M, growths, features), `dynamic` (M, features) and `counts` of each operation's targets."""
     counts = {name: max((len(operation(name).targets(one)) for one in architectures), default=0) for name in operations}
     static = np.full((len(architectures), sum(counts.values()), len(STATIC)), -1.0, dtype=np.float32)
     for row, (architecture, known) in enumerate(zip(architectures, facts, strict=True)):

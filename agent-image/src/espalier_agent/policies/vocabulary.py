@@ -1,4 +1,4 @@
-"""From a layer's description to a fixed vector: the vocabulary of Lamelas 5.1 and the embeddings of 5.2.
+"""Fixed vectors for descriptions of layers: the vocabulary of Lamelas 5.1 and the embeddings of 5.2.
 
 The paper gives each distinct layer, identified by its printed string, the next id and looks the id up in a random,
 untrained embedding table. Two things differ here:
@@ -27,14 +27,14 @@ import torch
 from espalier_core.growth.architecture import Architecture, AttributeValue, Layer
 
 EMBEDDING_SIZE: Final = 16
-"""Lamelas 5.2, following Cai et al."""
+"""Dimensions of an embedding (Lamelas 5.2, following Cai et al.)."""
 
 NUMBER_WEIGHT: Final = 0.3
-"""Length of the step that doubling a numeric attribute makes, relative to the distance scale of operators."""
+"""Length of the step for doubling a numeric attribute, relative to the distance scale of operators."""
 CATEGORY_WEIGHT: Final = 0.5
 """Weight of a non-numeric attribute (text, truth value, none)."""
 IDENTITY_WEIGHT: Final = 0.1
-"""Weight of the part that depends on the whole key: it keeps layers apart that the rest would put together."""
+"""Weight of the part that depends on the whole key: it separates layers that the rest would merge."""
 LARGEST_LOG2: Final = 32
 """Numbers beyond 2**32 are embedded as 2**32: no attribute, however absurd, can drown the others."""
 
@@ -44,20 +44,20 @@ _compact = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def canonical_key(layer: Layer) -> str:
-    """Return operator and attributes as one text: equal exactly for layers that do the same.
+    """Return operator and attributes as one text, equal exactly for layers with the same computation.
 
-    Name, inputs and the place in the network are left out, as all instances of a layer share an embedding.
+    It omits name, inputs and place in the network, as all instances of a layer share an embedding.
     """
     return layer.operator + _compact(layer.attributes)
 
 
 @lru_cache(maxsize=8192)
 def _direction(seed: int, text: str) -> Vector:
-    """Return 16 standard normal numbers that depend on nothing but `seed` and `text`.
+    """Return 16 standard normal numbers that depend only on `seed` and `text`.
 
-    They come from SHA-512 and not from a generator of torch or numpy, whose streams may change between releases.
+    They come from SHA-512, not from a generator of torch or numpy, whose streams may change between releases.
     """
-    # surrogatepass: JSON can carry text that is not valid Unicode.
+    # surrogatepass: JSON can contain text that is not valid Unicode.
     digest = hashlib.sha512(f"{seed}:{text}".encode(errors="surrogatepass")).digest()
     normal = NormalDist()
     words = np.frombuffer(digest, dtype="<u4")
@@ -85,8 +85,8 @@ def _attribute_part(seed: int, name: str, value: AttributeValue) -> Vector:
 def layer_embedding(layer: Layer, seed: int) -> Vector:
     """Return the fixed embedding of a layer, shape (16,): operator + attributes + a little of its identity.
 
-    Numeric attributes enter by their logarithm along a direction that belongs to the attribute's name, so
-    `Conv2d(32, 64)` is nearer to `Conv2d(32, 128)` than to `Linear(32, 64)`. Any operator and attribute will do.
+    Numeric attributes enter by their logarithm along a direction that belongs to the attribute's name, so `Conv2d(32,
+    64)` is nearer to `Conv2d(32, 128)` than to `Linear(32, 64)`. Any operator and attribute is accepted.
     """
     vector = operator_embedding(layer, seed).copy()
     for name, value in layer.attributes.items():
@@ -96,12 +96,12 @@ def layer_embedding(layer: Layer, seed: int) -> Vector:
 
 
 def operator_embedding(layer: Layer, seed: int) -> Vector:
-    """Return the part of a layer's embedding that its operator gives, shape (16,)."""
+    """Return the operator's part of a layer's embedding, shape (16,)."""
     return _direction(seed, f"operator {layer.operator}")
 
 
 def attribute_embedding(layer: Layer, seed: int) -> Vector:
-    """Return the part of a layer's embedding that its attributes give, shape (16,): nothing of its identity."""
+    """Return the attributes' part of a layer's embedding, shape (16,), without its identity."""
     vector = np.zeros(EMBEDDING_SIZE, dtype=np.float32)
     for name in sorted(layer.attributes):
         vector += _attribute_part(seed, name, layer.attributes[name])
@@ -117,7 +117,7 @@ class Vocabulary:
     def __init__(self, keys: Sequence[str], embeddings: torch.Tensor, seed: int) -> None:
         """Take the keys by id, their embeddings (V, 16) and the seed for layers outside.
 
-        Raises `ValueError` where keys repeat or the shape does not fit.
+        Raise `ValueError` if keys repeat or the shape does not fit.
         """
         if len(set(keys)) != len(keys):
             raise ValueError("the vocabulary names a layer twice")
@@ -133,11 +133,11 @@ class Vocabulary:
 
     @classmethod
     def build(cls, architectures: Iterable[Architecture], seed: int) -> Vocabulary:
-        """Run Algorithm 2: each layer of each model that has no id yet gets the next one."""
+        """Run Algorithm 2: each layer of each model without an id gets the next one."""
         return cls((), torch.empty(0, EMBEDDING_SIZE), seed).extended(architectures)
 
     def extended(self, architectures: Iterable[Architecture]) -> Vocabulary:
-        """Return a vocabulary that also holds these models' layers; ids and embeddings so far are kept."""
+        """Return a vocabulary that also contains these models' layers; existing ids and embeddings are kept."""
         rows = dict(self._rows)
         for architecture in architectures:
             for layer in architecture.layers:
@@ -155,7 +155,7 @@ class Vocabulary:
         return all(canonical_key(layer) in self._rows for layer in architecture.layers)
 
     def unknown(self, architecture: Architecture) -> int:
-        """Return how many layers of the model are not in the vocabulary."""
+        """Return the number of layers of the model that are not in the vocabulary."""
         return sum(canonical_key(layer) not in self._rows for layer in architecture.layers)
 
     def embed(self, architecture: Architecture) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""The HTTP service that trainers consult: `app` is the routes, `server` the process."""
+"""The HTTP service that trainers consult: `app` has the routes, `server` the process."""

@@ -1,8 +1,8 @@
-"""The HTTP service that trainers ask: `create_app` returns it, importing this module makes nothing.
+"""The HTTP service for trainers: `create_app` returns it; importing this module has no side effects.
 
-Stateless but for what it keeps of decisions and outcomes, so any number of replicas may answer. One thread answers: a
-consultation is a millisecond of small tensors, which gains nothing from threads. Others store, watch the policy's
-folder and ask a shadow; what they do is in `espalier_agent.service.serving`, and no answer waits for it.
+Stateless but for the stored decisions and outcomes, so any number of replicas may answer. One thread answers: a
+consultation is a millisecond of small tensors, which gains nothing from threads. Other threads store, watch the
+policy's folder and ask a shadow (`espalier_agent.service.serving`), and no answer waits for them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from espalier_core.types.advice import AdviceRequest, AdviceResponse, OutcomeRec
 logger = logging.getLogger(__name__)
 
 LONGEST_LOGGED: Final = 200
-"""Characters of a name from a request in one line of the log."""
+"""Maximum length of a name from a request in one line of the log, in characters."""
 REPORT_SECONDS: Final = 0.9
-"""How long a report waits to be committed; trainers wait a second."""
+"""Seconds that a report waits to be committed; trainers wait one second."""
 
 
 class Health(Record):
@@ -56,20 +56,20 @@ class PolicyDescription(Record):
     growth_points: int
     """Growth points that a policy with the `lstm` encoder decides about; the others serve any number."""
     widening: bool = False
-    """Whether it decides about groups of channels, too; without it none is ever widened."""
+    """Whether it decides about groups of channels, too; otherwise none is ever widened."""
     vocabulary_size: int
-    """Distinct layers that it has learnt from; others are embedded from their attributes."""
+    """Number of distinct layers that it has learnt from; others are embedded from their attributes."""
     lineage: Lineage
     strangers: PolicyVersion | None = None
     """The policy that answers for models with layers outside this one's vocabulary, if there is one."""
     exploration: float = 0.0
-    """Share of the decisions that are drawn uniformly from what is allowed, to learn what comes of it."""
+    """Share of the decisions that are drawn uniformly from the allowed actions, to learn their outcomes."""
     shadow: PolicyVersion | None = None
     """The shadow policy, if there is one."""
 
 
 def _line(text: str) -> str:
-    """Return `text` as a part of one line of the log: a request chooses the names of growth points."""
+    """Return `text` as a part of one line of the log: a request determines the names of growth points."""
     return text if text.isprintable() and len(text) <= LONGEST_LOGGED else ascii(text[:LONGEST_LOGGED])
 
 
@@ -86,13 +86,13 @@ CurrentServing = Annotated[Serving, Depends(_serving)]
 def create_app(
     settings: ServiceSettings | None = None, policy: Policy | None = None, review: Reviewer | None = None
 ) -> FastAPI:
-    """Return the service. It begins with `policy`; without one, start-up loads the one the settings name.
+    """Return the service. It begins with `policy`; without one, start-up loads the policy in the settings.
 
-    `review` has tokens reviewed where `settings.authentication` is `TokenReview`; by default the API server of the
-    cluster that this process runs in does. Raises `ReviewError` where there is none.
+    `review` reviews tokens if `settings.authentication` is `TokenReview`; by default the API server of the cluster that
+    this process runs in does. Raise `ReviewError` if there is none.
 
-    A policy or shadow that cannot be read ends start-up with `PolicyError`, a database of another version or another
-    program with `StoreError`.
+    Start-up fails with `PolicyError` if a policy or shadow cannot be read, and with `StoreError` for a database of
+    another version or another program.
     """
     chosen = settings or ServiceSettings()
     metrics = Metrics(Exporter.AGENT)
@@ -152,7 +152,7 @@ def _add_routes(app: FastAPI, metrics: Metrics, *, scraped: bool) -> None:
         },
     )
     async def post_advice(request: AdviceRequest, raw: Request, serving: CurrentServing) -> AdviceResponse:
-        """Advise on one consultation. Any model is answered; what cannot be grown is left as it is.
+        """Advise on one consultation. Any model is answered; one that cannot be grown is left as it is.
 
         With `--authentication TokenReview`, the header `Authorization: Bearer` carries the token of the job, as in a
         report of an outcome. This release answers requests without it, unless `--require-advice-token` is set.
@@ -161,7 +161,7 @@ def _add_routes(app: FastAPI, metrics: Metrics, *, scraped: bool) -> None:
         if proofs is not None:
             await proofs.may_ask(raw.headers.get("authorization"), request.job)
         begun = time.perf_counter()
-        # Taken once: an answer is by one policy, though another may take its place meanwhile.
+        # Read once: one policy gives the whole answer, though another may replace it meanwhile.
         policy = serving.policy.current.answering(request.architecture)
         decision_id = str(uuid.uuid4())
         decision = decide(policy, request)
@@ -193,12 +193,13 @@ def _add_routes(app: FastAPI, metrics: Metrics, *, scraped: bool) -> None:
         },
     )
     async def post_outcomes(report: OutcomeReport, raw: Request, serving: CurrentServing) -> OutcomeReceipt:
-        """Take in how a job ended.
+        """Record the outcome of a job.
 
-        200 means that the outcome is committed to the disk; the receipt counts its decisions, 0 where nothing is kept.
-        503 means that it is not, or not within a second. Report it again as often as you like: the same report changes
-        nothing, and of different ones about a decision the latest holds. With `--authentication TokenReview`, the
-        header `Authorization: Bearer` carries the token that the operator mounts into the pod of the job's leader.
+        200 means that the outcome is committed to the disk; the receipt counts its decisions, 0 if nothing is stored.
+        503 means that it is not, or not within a second. It may be reported again any number of times: the same report
+        changes nothing, and among different ones about a decision the latest counts. With `--authentication
+        TokenReview`, the header `Authorization: Bearer` carries the token that the operator mounts into the pod of the
+        job's leader.
         """
         proofs: Proofs | None = raw.app.state.proofs
         if proofs is not None:
@@ -220,7 +221,7 @@ def _add_routes(app: FastAPI, metrics: Metrics, *, scraped: bool) -> None:
 
     @app.get("/v1/policy", response_model_exclude_none=True, operation_id="describePolicy")
     async def get_policy(serving: CurrentServing) -> PolicyDescription:
-        """Describe the policy in service and where it comes from: its learner, settings, seed, tables and parent."""
+        """Describe the policy in service and its origin: its learner, settings, seed, tables and parent."""
         policy = serving.policy.current
         return PolicyDescription(
             policy=policy.identity,
@@ -237,12 +238,12 @@ def _add_routes(app: FastAPI, metrics: Metrics, *, scraped: bool) -> None:
 
         @app.get("/metrics", operation_id="metrics", response_class=Response)
         async def get_metrics() -> Response:
-            """Give the service's metrics as Prometheus scrapes them."""
+            """Return the service's metrics in Prometheus' text format."""
             return Response(metrics.text(), media_type=CONTENT_TYPE)
 
     @app.get("/healthz", operation_id="healthz")
     async def get_healthz() -> Health:
-        """Say that the process answers."""
+        """Liveness probe."""
         return Health()
 
     @app.get(
@@ -251,5 +252,5 @@ def _add_routes(app: FastAPI, metrics: Metrics, *, scraped: bool) -> None:
         responses={503: {"model": ErrorBody, "description": "The policy is not loaded."}},
     )
     async def get_readyz(serving: CurrentServing) -> Health:
-        """Say that a policy is loaded and advice can be asked for."""
+        """Readiness probe: a policy is loaded, and advice can be requested."""
         return Health()

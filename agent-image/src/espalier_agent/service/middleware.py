@@ -23,20 +23,20 @@ logger = logging.getLogger(__name__)
 
 
 LONGEST_SHOWN: Final = 60
-"""Characters of a refused value that the answer repeats."""
+"""Maximum length of a refused value that the answer repeats, in characters."""
 ROUTES: Final = ("/v1/advice", "/v1/outcomes", "/v1/policy", "/healthz", "/readyz", "/metrics")
 """Paths that are counted by name; all others count as `other`, so that requests cannot create new series."""
 
 
 class ErrorBody(Record):
-    """What every error answers with."""
+    """The body of every error answer."""
 
     code: str
-    """For programs: `InvalidRequest`, `NotFound`, `MethodNotAllowed`, `BodyTooLarge`, `NotReady`, ..."""
+    """Code for programs: `InvalidRequest`, `NotFound`, `MethodNotAllowed`, `BodyTooLarge`, `NotReady`, ..."""
     message: str
-    """For people: what is wrong."""
+    """Description of the error for people."""
     field: str | None = None
-    """The field of the request that is wrong, as a dotted path."""
+    """The faulty field of the request, as a dotted path."""
 
 
 class ServiceError(Exception):
@@ -49,7 +49,7 @@ class ServiceError(Exception):
 
 
 def error_response(status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Return an error in the one shape."""
+    """Return an error answer."""
     return JSONResponse(body.to_json(), status_code=status, headers=headers)
 
 
@@ -67,7 +67,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        # "Not Found" → "NotFound": the status' own phrase, as a program would spell it.
+        # "Not Found" → "NotFound": the phrase of the status in the spelling of a program.
         code = "".join(word.capitalize() for word in HTTPStatus(error.status_code).phrase.split())
         message = f"{request.method} {request.url.path}: {error.detail}"
         headers = None if error.headers is None else dict(error.headers)
@@ -80,7 +80,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _describe(errors: Sequence[Any]) -> ErrorBody:
-    """Describe a validation failure by its first error; of the input it repeats a short text or a number."""
+    """Describe a validation failure by its first error; a short text or number of the input is repeated."""
     first = errors[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     message = str(first["msg"])
@@ -88,7 +88,7 @@ def _describe(errors: Sequence[Any]) -> ErrorBody:
         # The location is an offset then, not a field.
         return ErrorBody(code="InvalidRequest", message=f"the body is not JSON: {first['ctx']['error']} at {place[-1]}")
     given = first.get("input")
-    if isinstance(given, bytes) and not place:  # FastAPI parses no body of another type; curl's -d says it is a form
+    if isinstance(given, bytes) and not place:  # FastAPI parses no other type; curl's -d sends a form
         message = "the body is not read as JSON: send the header `Content-Type: application/json`"
         return ErrorBody(code="InvalidRequest", message=message)
     if isinstance(given, str | int | float):
@@ -107,7 +107,7 @@ class BodyLimit:
         self.max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body up to the limit, then hand it on; too much ends the request here."""
+        """Read the body up to the limit, then pass it on; a longer one ends the request here."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -133,16 +133,16 @@ class BodyLimit:
 
 
 class CountedRequests:
-    """ASGI middleware."""
+    """ASGI middleware that counts requests by route and status."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request on, and count its answer when that begins.
+        """Pass the request on, and count its answer when that begins.
 
-        A fault of ours is answered further out, by Starlette itself; it is counted here and raised again.
+        A server error is answered by Starlette itself, further out; it is counted here and raised again.
         """
         if scope["type"] != "http":
             await self.app(scope, receive, send)

@@ -1,7 +1,7 @@
-"""Authentication of leaders, which ask for advice and report outcomes: by a token that the API server reviews.
+"""Authentication of leaders, which request advice and report outcomes, by a token that the API server reviews.
 
-A token is a claim until its review: its audience says only which question to ask. Reviews are limited in time and in
-rate, and a result is kept for a short time under the hash of the token.
+A token is a claim until its review: its audience only names the job to check. Reviews are limited in time and in rate,
+and a result is kept for a short time under the hash of the token.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from espalier_core.types.environment import AGENT_TOKEN_FILE
 logger = logging.getLogger(__name__)
 
 REVIEW_SECONDS: Final = 0.5
-"""How long a request waits for a review. Trainers wait a second for everything."""
+"""Seconds that a request waits for a review. Trainers wait one second in all."""
 REVIEWS_PER_SECOND: Final = 10.0
 REVIEWS_AT_ONCE: Final = 20.0
-"""Reviews without delay; more than `REVIEWS_PER_SECOND` in the long run are refused."""
+"""Number of reviews without delay; in the long run, more than `REVIEWS_PER_SECOND` are refused."""
 REVIEWERS: Final = 4
-"""Threads that ask the API server."""
+"""Number of threads that send reviews."""
 KEPT: Final = 1024
-"""Results that are kept; the one that was not used for the longest time is forgotten first."""
+"""Maximum number of kept results; the least recently used one is forgotten first."""
 KEPT_SECONDS: Final = 60.0
-"""How long a result is kept: a token that was revoked is accepted for that long."""
+"""Seconds for which a result is kept: a revoked token is accepted for that long."""
 _UNCHECKED: Final = 503
 _SHAPE: Final = f"{AUDIENCE}/NAMESPACE/NAME/UID"
 
 
 class Authentication(StrEnum):
-    """The way in which the service authenticates leaders."""
+    """The service's method of authenticating leaders."""
 
     NONE = "None"
-    """It does not: whoever reaches the port may ask and report."""
+    """No authentication: every client that reaches the port may send requests and reports."""
     TOKEN_REVIEW = "TokenReview"
     """By a token of the job's leader that the cluster's API server reviews."""
 
@@ -61,11 +61,11 @@ class Review:
 
 
 class ReviewError(Exception):
-    """The API server did not review the token. The message says why, and what helps."""
+    """The API server did not review the token. The message has the reason and the remedy."""
 
 
 Reviewer = Callable[[str, str], Review]
-"""Has a token reviewed for an audience; blocks for at most a second, and raises `ReviewError`."""
+"""Reviews a token for an audience; blocks for at most a second, and raises `ReviewError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class Rate:
     at: float = 0.0
 
     def taken(self, now: float) -> Rate | None:
-        """Return the rate after one more review at `now` (seconds); None where none is left."""
+        """Return the rate after one more review at `now` (seconds); None if none is left."""
         left = min(REVIEWS_AT_ONCE, self.left + max(0.0, now - self.at) * REVIEWS_PER_SECOND)
         return Rate(left - 1, now) if left >= 1 else None
 
 
 class Proofs:
-    """Checks who asks and reports. Used from one event loop."""
+    """Checks the senders of requests and reports. Used from one event loop."""
 
     def __init__(
         self, review: Reviewer, clock: Callable[[], float] = time.monotonic, *, advice_needs_token: bool = False
@@ -90,20 +90,20 @@ class Proofs:
         """`clock` gives seconds. Without `advice_needs_token`, advice without a token is answered, with a warning."""
         self._review, self._clock, self._advice_needs_token = review, clock, advice_needs_token
         self._unproven: set[str] = set()
-        """Jobs of which a warning was given."""
+        """Jobs for which a warning was logged."""
         self._rate = Rate(at=clock())
         self._kept: OrderedDict[bytes, tuple[float, Review]] = OrderedDict()
         self._threads = ThreadPoolExecutor(REVIEWERS, "token-review")
 
     def __len__(self) -> int:
-        """Return how many results are kept."""
+        """Return the number of kept results."""
         return len(self._kept)
 
     async def identity(self, authorization: str | None, job: str) -> JobIdentity:
-        """Return the job that is proven to send a request, which is `job` (`namespace/name`).
+        """Return the proven sender of a request, which is `job` (`namespace/name`).
 
-        Raises `ServiceError`: 401 where the proof is missing or not valid, 403 where it is for another job or from
-        another namespace, 503 where it could not be checked.
+        Raise `ServiceError`: 401 if the proof is missing or not valid, 403 if it is for another job or from another
+        namespace, 503 if it could not be checked.
         """
         token = _token(authorization)
         claimed = claimed_job(token)
@@ -124,9 +124,9 @@ class Proofs:
         return claimed
 
     async def may_ask(self, authorization: str | None, job: str) -> None:
-        """Let `job` ask for advice, or raise `ServiceError` as `identity` does.
+        """Allow `job` to ask for advice, or raise `ServiceError` as `identity` does.
 
-        Trainers of the release before send no token. As long as theirs is answered, so is one that cannot be checked.
+        Trainers of the previous release send no token. While they are answered, so is a token that cannot be checked.
         """
         try:
             await self.identity(authorization, job)
@@ -138,7 +138,7 @@ class Proofs:
                 logger.warning("job %s: advice is given without proof, which the next release refuses: %s", job, error)
 
     def close(self) -> None:
-        """End the threads; what still waits for a review is cancelled."""
+        """End the threads; reviews that still wait are cancelled."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _reviewed(self, token: str, audience: str) -> Review:
@@ -149,14 +149,14 @@ class Proofs:
             return known[1]
         rate = self._rate.taken(now)
         if rate is None:
-            raise _unchecked(f"more than {REVIEWS_PER_SECOND:g} tokens per second are to be reviewed; try again")
+            raise _unchecked(f"more than {REVIEWS_PER_SECOND:g} token reviews per second are requested; try again")
         self._rate = rate
         try:
             asked = asyncio.wrap_future(self._threads.submit(self._review, token, audience))
             review = await asyncio.wait_for(asked, REVIEW_SECONDS)
         except TimeoutError as error:
             raise _unchecked(f"the API server did not answer within {REVIEW_SECONDS:g} s; try again") from error
-        except (ReviewError, RuntimeError) as error:  # the latter: the service ends
+        except (ReviewError, RuntimeError) as error:  # RuntimeError: the service ends
             raise _unchecked(str(error)) from error
         self._kept[digest] = (now + KEPT_SECONDS, review)
         self._kept.move_to_end(digest)
@@ -166,7 +166,7 @@ class Proofs:
 
 
 def claimed_job(token: str) -> JobIdentity | None:
-    """Return the job that the audience of a token names, without any check of the token; None where it names none."""
+    """Return the job in the audience of a token, without checking the token; None if it names none."""
     with suppress(ValueError, RecursionError):  # not base64, not UTF-8, not JSON
         payload = token.split(".")[1] if token.count(".") == 2 else ""
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))

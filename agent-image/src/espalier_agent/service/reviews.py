@@ -1,4 +1,4 @@
-"""Reviews by the API server of the cluster that the agent runs in: the agent's only use of Kubernetes."""
+"""Token reviews by the API server of the agent's cluster, the agent's only use of Kubernetes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from espalier_core.k8s.resources import TOKEN_REVIEWS
 from espalier_core.k8s.scraping import scrapers_of, serve_metrics
 
 DEADLINE_SECONDS: Final = 1.0
-"""For a review; nobody waits longer."""
+"""Deadline of a review, in seconds; nobody waits longer."""
 
 
 def metrics_over_tls(
     host: str, port: int, folder: Path, scrape: Callable[[], tuple[str, bytes]], *, reviewed: bool
 ) -> AbstractContextManager[int]:
-    """Serve metrics over TLS; `reviewed`: to those alone who may scrape by the API server.
+    """Serve metrics over TLS; `reviewed`: only to scrapers that the API server authorises.
 
-    Raises `OSError` where there is no certificate or port, and `ReviewError` outside of a cluster.
+    Raise `OSError` if there is no certificate or port, and `ReviewError` outside of a cluster.
     """
     try:
         scrapers = scrapers_of("espalier-agent") if reviewed else None
@@ -32,7 +32,7 @@ def metrics_over_tls(
 
 
 def reviewer() -> Reviewer:
-    """Return what has tokens reviewed. Nothing is sent yet. Raises `ReviewError` outside of a cluster."""
+    """Return a reviewer of tokens. No request is sent yet. Raise `ReviewError` outside of a cluster."""
     try:
         api = api_of_process("espalier-agent")
     except NoAccessError as error:

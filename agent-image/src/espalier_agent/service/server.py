@@ -1,4 +1,4 @@
-"""The agent as a process: binds a port, prints its URL, and answers until it is stopped."""
+"""The agent as a process: it binds a port, prints its URL, and answers until it is stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from espalier_core.files.documents import write_text_atomically
 from espalier_core.metrics import CONTENT_TYPE, Metrics
 
 DRAIN_SECONDS: Final = 1
-"""How long requests in flight may still take after SIGTERM or SIGINT."""
+"""Seconds that requests in flight may still take after SIGTERM or SIGINT."""
 
 
 class ServerError(RuntimeError):
@@ -40,15 +40,14 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then return within two seconds.
 
-    Port 0 takes a free one. Once requests are accepted, the URL is given to `announce` and written to `url_file`
-    (atomically; removed at the end). Raises `FileNotFoundError` where the folder of `url_file` is missing,
-    `ServerError` where the address cannot be had, `PolicyError` where the
-    policy or its shadow cannot be read, `StoreError` where the database is of another version or another program, and
-    `ReviewError` where tokens are to be reviewed and there is no cluster.
-    Must be called from the main thread, as it handles signals.
+    Port 0 takes a free one. Once requests are accepted, the URL is passed to `announce` and written to `url_file`
+    (atomically; removed at the end). Raise `FileNotFoundError` if the folder of `url_file` is missing, `ServerError` if
+    the address is unavailable, `PolicyError` if the policy or its shadow cannot be read, `StoreError` if the database
+    is of another version or another program, and `ReviewError` if tokens must be reviewed and there is no cluster. Must
+    be called from the main thread, as it handles signals.
     """
     chosen = settings or ServiceSettings()
-    # Before the port is bound, so that invalid settings are a plain error.
+    # Before the port is bound, so that invalid settings are an ordinary error.
     if url_file is not None and not url_file.parent.is_dir():
         raise FileNotFoundError(f"--url-file {url_file}: there is no folder {url_file.parent}; make it first")
     policy = open_policy(chosen.policy_path)
@@ -80,7 +79,7 @@ def serve(
     def stop(_signal: int, _frame: FrameType | None) -> None:
         server.should_exit = True
 
-    # uvicorn handles both signals itself, and afterwards raises them once more for the handlers it found: these.
+    # uvicorn handles both signals itself, and raises them again afterwards for the handlers that it found: these.
     # Without them, a server that was stopped normally would look killed.
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -117,7 +116,8 @@ class _UvicornServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            # What is imported stays: looking through all of it delayed each fiftieth answer about 100 growths by 0.1 s.
+            # Exclude imported objects from garbage collection: scanning them delayed each fiftieth answer about 100
+            # growths by 0.1 s.
             gc.collect()
             gc.freeze()
             self._ready()
@@ -141,6 +141,6 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _url(host: str, port: int) -> str:
-    """Return a URL that works on this machine: one cannot connect to the wildcard addresses."""
+    """Return a URL that works on this machine: the wildcard addresses accept no connections."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"

@@ -1,9 +1,9 @@
 """The state of a running service: the policy in service, its shadow, the store, and their metrics.
 
-A thread checks the policy's folder every second, and reloads the policy while the service runs. What is looked at is
-the identity of the files, links followed: a folder that is written again, a renamed file and a volume of Kubernetes
-whose link is switched are all noticed. A new policy is read, checked and asked once before it takes the old one's
-place, which is one assignment; one that cannot be used is refused and the old one continues.
+A thread checks the policy's folder every second, and reloads the policy while the service runs. It compares the
+identity of the files, links followed: it notices a folder that is written again, a renamed file and a volume of
+Kubernetes whose link is switched. A new policy is read, checked and tested with one request before it replaces the old
+one, by one assignment; an unusable one is refused, and the old one continues.
 
 A shadow policy is asked after the answer is sent, in a separate thread.
 """
@@ -38,16 +38,16 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
 AGAIN_SECONDS: Final = 60.0
-"""A refused policy is tried again after this time, even if unchanged: its disk may have been unavailable."""
+"""Seconds after which a refused policy is tried again, even if unchanged: its disk may have been unavailable."""
 
 MAX_WAITING: Final = 500
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
-"""Maximum bytes of the requests that wait."""
+"""Maximum size of the waiting requests, in bytes."""
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
-"""A described network of 500 layers is about 200 KB."""
+"""Maximum size of a request, in bytes; a described network of 500 layers has about 200 KB."""
 END_SECONDS: Final = 0.8
-"""How long the threads may take to end, all together: a stopped service is gone within two seconds, one of
-which requests in flight may have."""
+"""Seconds that all threads together may take to end: a stopped service is gone within two seconds, one of which
+requests in flight may take."""
 
 
 class PolicyWatch:
@@ -64,10 +64,10 @@ class PolicyWatch:
     ) -> None:
         """`policy` may have been read from the folder some time ago: the first look reads it again.
 
-        `switched` receives the old and the new policy, `refused` why one was not used; both in the watch's thread.
+        `switched` receives the old and the new policy, `refused` the reason for a refusal; both in the watch's thread.
         """
         self.current = policy
-        """Read it once per request."""
+        """The policy in service; read it once per request."""
         self.folder = folder
         self._look_seconds = look_seconds
         self._switched = switched
@@ -91,7 +91,7 @@ class PolicyWatch:
             self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Stop; waits for at most this many seconds for a running check."""
+        """Stop; wait at most this many seconds for a running check."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(seconds)
@@ -107,23 +107,23 @@ class PolicyWatch:
             self._switched(old, policy)
 
     def _refuse(self, error: PolicyError) -> None:
-        logger.error("a policy is refused, %s@%s stays in service: %s", self.current.name, self.current.version, error)
+        logger.error("refused a policy; %s@%s stays in service: %s", self.current.name, self.current.version, error)
         self._refused(error)
 
     def _watch(self) -> None:
-        # torch's number of threads is set for each thread.
+        # torch's number of threads is set per thread.
         torch.set_num_threads(1)
         self._look_safely()
         while not self._stop.wait(self._look_seconds):
             self._look_safely()
 
     def _look_safely(self) -> None:
-        """Check the folder; a fault of the disk is logged once until a check succeeds, and ends nothing."""
+        """Check the folder; a disk error is logged once until a check succeeds, and does not end the thread."""
         try:
             self.look()
         except OSError as error:
             if not self._failing:
-                logger.error("%s: cannot be checked (%s); retrying", self.folder, error)
+                logger.error("cannot check %s (%s); retrying", self.folder, error)
             self._failing = True
         else:
             self._failing = False
@@ -133,13 +133,13 @@ def _files(folder: Path) -> list[Path]:
     """Return the files of a policy."""
     try:
         weights = sorted(folder.glob("*.safetensors"))
-    except OSError:  # Unavailable or unreadable: some versions of Python raise it, others do not.
+    except OSError:  # Unavailable or unreadable: only some versions of Python raise it.
         weights = []
     return [folder / POLICY_FILE, *weights]
 
 
 def _sound(folder: Path) -> Policy:
-    """Read a policy and test it with a known request; raises `PolicyError` on any failure."""
+    """Read a policy and test it with a known request; raise `PolicyError` on any failure."""
     request = AdviceRequest(
         job="trial", architecture=named_architecture("cnn1"), time_left_seconds=50.0, time_budget_seconds=100.0
     )
@@ -162,12 +162,14 @@ class _Question:
 
 
 class Shadow:
-    """Asks a policy that does not decide; passes its answer to `answered`."""
+    """Asks a policy that does not decide; passes its answers to `answered`."""
 
     def __init__(
         self, policy: PolicyWatch, answered: Callable[[ShadowRecord, int], None], lost: Callable[[], None]
     ) -> None:
-        """`answered` receives the answer and its size, in the shadow's thread; `lost` a question that was not asked."""
+        """`answered` receives the answer and its size, in the shadow's thread; `lost` is called for a dropped
+        question.
+        """
         self.policy = policy
         self._answered = answered
         self._lost = lost
@@ -180,19 +182,19 @@ class Shadow:
         self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Answer what waits, for at most this many seconds."""
+        """Answer the waiting questions, for at most this many seconds."""
         end = time.monotonic() + seconds
         self._backlog.close()
         self._thread.join(seconds)
         self.policy.close(max(end - time.monotonic(), 0.0))
 
     def ask(self, decision_id: str, request: AdviceRequest, decision: PolicyDecision, weight: int) -> None:
-        """Enqueue a request that was decided; never waits, and drops it if the queue is full."""
+        """Enqueue a decided request; never wait, and drop it if the queue is full."""
         if not self._backlog.put(_Question(decision_id, request, decision, weight), weight):
             self._lost()
 
     def _answer(self) -> None:
-        # torch's number of threads is set for each thread.
+        # torch's number of threads is set per thread.
         torch.set_num_threads(1)
         while questions := self._backlog.take(1):
             for question in questions:
@@ -202,11 +204,11 @@ class Shadow:
         policy = self.policy.current
         try:
             decision = decide(policy, question.request)
-        except Exception:  # A policy on trial may fail in any way; those after it are asked all the same.
+        except Exception:  # A shadow may fail in any way; later questions are still asked.
             logger.exception("shadow %s@%s fails at decision %s", policy.name, policy.version, question.decision_id)
             self._lost()
             return
-        # With what the other policy prefers: what it takes may be drawn.
+        # Compare with the other policy's preference: its action may have been drawn.
         agreed = decision.action == question.decision.preferred
         logger.info(
             "shadow of decision %s: %s@%s %s action=%s",
@@ -234,14 +236,14 @@ class ServiceSettings(Record):
     exploration: Exploration = Exploration()
     """Share of decisions that explore."""
     authentication: Authentication = Authentication.NONE
-    """Who may ask for advice and report outcomes."""
+    """The authentication of requests for advice and of reports."""
     advice_needs_token: bool = False
-    """Whether advice without a token is refused, where tokens are reviewed."""
+    """Whether advice without a token is refused if tokens are reviewed."""
     metrics_tls_dir: Path | None = None
     """Folder with tls.crt and tls.key; absent: metrics are served with everything else, not over TLS."""
     metrics_port: int = 8443
     metrics_authentication: Authentication = Authentication.NONE
-    """Who may scrape over TLS."""
+    """The authentication of scrapers over TLS."""
     max_body_bytes: int = MAX_BODY_BYTES
     policy_look_seconds: float = Field(default=LOOK_SECONDS, gt=0)
     """Interval of checking the policies' folders."""
@@ -251,7 +253,7 @@ class Serving:
     """The running parts of the service. Advice waits for none of them."""
 
     def __init__(self, settings: ServiceSettings, policy: Policy, metrics: Metrics) -> None:
-        """Read the shadow and look at the store's file: raises `PolicyError` and `StoreError`."""
+        """Read the shadow and check the store's file: raise `PolicyError` and `StoreError`."""
         self._metrics = metrics
         self.exploration = settings.exploration
         self.policy = PolicyWatch(
@@ -296,7 +298,7 @@ class Serving:
             return max(end - time.monotonic(), 0.0)
 
         if self.shadow is not None:
-            # Whatever it still has to answer, stored answers are written.
+            # Store answers even if the shadow is not finished.
             self.shadow.close(left() / 2)
         if self.store is not None:
             self.store.close(left())
@@ -305,9 +307,9 @@ class Serving:
     def decided(
         self, decision_id: str, request: AdviceRequest, decision: PolicyDecision, policy: PolicyVersion, weight: int
     ) -> None:
-        """Take note of an answer: hands it on to store and shadow, and waits for neither.
+        """Pass a decision on to store and shadow, without waiting for them.
 
-        `weight` is the size of the request as it came.
+        `weight` is the size of the request in bytes.
         """
         if self.store is not None:
             self.store.keep(DecisionRecord(decision_id, datetime.now(UTC), request, decision, policy), weight)

@@ -37,7 +37,7 @@ from espalier_core.types.outcomes import reward as paper_return
 LAYER_FEATURES: Final = EMBEDDING_SIZE + 1
 """The embedding of operator and attributes, and log2(1 + parameters)."""
 NO_INDEX: Final = -1
-"""The index that stands for nothing: after the last edge or growth point, or before the first episode."""
+"""The index for nothing: after the last edge or growth point, or before the first episode."""
 
 Array = npt.NDArray[Any]
 
@@ -48,7 +48,7 @@ class Returns(StrEnum):
     PAPER = "paper"
     """Equation 2, 100·tan(a·π/2)."""
     STANDARDISED = "standardised"
-    """Equation 2, less its mean over the table's sequences, by their standard deviation: tables weigh the same."""
+    """Equation 2, standardised over the table's sequences, so that tables have equal weight."""
 
 
 def returns_of(accuracies: Sequence[float], returns: Returns) -> Tensor:
@@ -60,7 +60,7 @@ def returns_of(accuracies: Sequence[float], returns: Returns) -> Tensor:
 
 
 def outputs_of(tree: DecisionTree, outputs: ActionColumns) -> list[int]:
-    """Return a network's output for each of a table's actions; raises `TableError` where it has none."""
+    """Return a network's output for each of a table's actions; raise `TableError` if it has none."""
     found = outputs.of(tree.states[0].architecture, tree.actions)
     missing = [action for action, place in zip(tree.actions, found, strict=True) if place is None]
     if missing:
@@ -70,7 +70,7 @@ def outputs_of(tree: DecisionTree, outputs: ActionColumns) -> list[int]:
 
 
 class Game:
-    """A decision tree as tensors: all of its states are evaluated at once, and episodes walk over the result.
+    """A decision tree as tensors: all states are evaluated at once, and episodes walk over the result.
 
     States that share an architecture share its encoding, so a table with 21 states needs 10 passes of the encoder.
     """
@@ -80,21 +80,21 @@ class Game:
         distinct = {state.architecture.fingerprint: state.architecture for state in tree.states}
         place = {fingerprint: index for index, fingerprint in enumerate(distinct)}
         self.architectures = tuple(distinct.values())
-        """The models that differ."""
+        """The distinct models."""
         with torch.device("meta"):
             reader = PolicyNetwork.of(config)
         self.prepared = reader.prepare(self.architectures, vocabulary)
         self._outputs = torch.tensor(outputs_of(tree, reader.outputs(self.prepared)))
         self.models = torch.tensor([place[state.architecture.fingerprint] for state in tree.states])
-        """Which of them each state has."""
+        """Index of each state's model among them."""
         self.time_left_s = torch.tensor([state.time_left_s for state in tree.states], dtype=torch.float64)
         self.time_budget_s = torch.tensor([state.time_budget_s for state in tree.states], dtype=torch.float64)
         self.next_states = torch.tensor(tree.next_states)
         """(states, actions): the next state; after the last decision the index of the sequence."""
         self.legal = torch.ones(self.next_states.shape, dtype=torch.bool)
-        """(states, actions): a table has every action in all of its states."""
+        """(states, actions): all true, as a table has every action in all of its states."""
         self.paths = torch.from_numpy(Transitions.of([tree]).paths())
-        """(sequences, decisions): where each decision's probability lies in (states · actions)."""
+        """(sequences, decisions): index of each decision's probability in (states · actions)."""
         self.accuracies = torch.tensor(tree.accuracies, dtype=torch.float64)
         """(sequences,)."""
         self.returns = returns_of(tree.accuracies, returns)
@@ -113,7 +113,7 @@ class Game:
         return masked_log_probabilities(self.logits(network, shift), self.legal, temperature)
 
     def play(self, log_probabilities: Tensor, episodes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Play episodes by the probabilities: return P (episodes, decisions) and the index of each one's sequence."""
+        """Play episodes by the probabilities; return P (episodes, decisions) and each episode's sequence index."""
         probabilities = log_probabilities.detach().exp()
         at = torch.zeros(episodes, dtype=torch.long)
         recorded = []
@@ -124,10 +124,10 @@ class Game:
         return torch.stack(recorded, dim=1), at
 
     def count(self, log_probabilities: Tensor, episodes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Play episodes and count those of each sequence: P (sequences, decisions) and the counts (sequences,).
+        """Play episodes; return P (sequences, decisions) and the number of episodes of each sequence, (sequences,).
 
-        The same distribution as `play`, which walks (a test): an episode is a sequence drawn by its probability, the
-        product of those of its actions. Worth it where episodes outnumber sequences.
+        The distribution is the same as of `play`, which walks (a test): an episode is a sequence drawn by its
+        probability, the product over its actions. It pays if episodes outnumber sequences.
         """
         recorded = log_probabilities.flatten()[self.paths]
         probabilities = recorded.detach().double().sum(dim=1).exp()
@@ -138,8 +138,7 @@ class Game:
 class Games:
     """Several games as one: all states of all tables in one pass, and every sequence by its exact probability.
 
-    Models that tables share are encoded once. Actions are padded to those of the widest table, decisions to those of
-    the longest.
+    Models that tables share are encoded once. Actions are padded to the widest table, decisions to the longest.
     """
 
     def __init__(self, games: Sequence[Game], network: PolicyNetwork, vocabulary: Vocabulary) -> None:
@@ -157,20 +156,20 @@ class Games:
         self.legal = torch.cat([nn.functional.pad(game.legal, (0, widest - game.legal.shape[1])) for game in games])
         outputs = network.outputs(self.prepared)
         rows = [outputs_of(game.tree, outputs) for game in games]
-        # Padding reads the last output; what it gives means nothing.
+        # Padding reads the last output, whose value is not used.
         padded = [torch.tensor(row + [outputs.width - 1] * (widest - len(row))) for row in rows]
         self._outputs = torch.cat(
             [row.expand(len(game.models), widest) for row, game in zip(padded, games, strict=True)]
         )
         self.paths = torch.from_numpy(self.transitions.paths())
-        """(sequences of all tables, decisions): where each decision's probability lies in (states · actions)."""
+        """(sequences of all tables, decisions): index of each decision's probability in (states · actions)."""
         self.game_of_sequence = torch.from_numpy(self.transitions.table_of[states:])
         self.returns = torch.cat([game.returns for game in games])
         self.accuracies = torch.cat([game.accuracies for game in games])
         self.decisions = torch.tensor([game.tree.decisions for game in games], dtype=torch.float64)
 
     def logits(self, network: PolicyNetwork, shifts: Tensor | None = None) -> Tensor:
-        """Return the logits of all actions in all states, (states, actions); those of padding mean nothing.
+        """Return the logits of all actions in all states, (states, actions); those of padding are meaningless.
 
         `shifts` (games,) moves the times left of each table by a share of the budget.
         """
@@ -198,7 +197,7 @@ class Games:
     def soft_best(self, entropy: float) -> Tensor:
         """Return exp(R / entropy) over each table's sequences, normalised, (sequences,).
 
-        Of all distributions it has the greatest expected return plus `entropy` times its entropy.
+        Among all distributions, this one maximises expected return plus `entropy` times its entropy.
         """
         scaled = self.returns / entropy
         highest = scaled.new_full((len(self.games),), -torch.inf)
@@ -209,26 +208,26 @@ class Games:
 
 
 class NoTableError(ValueError):
-    """There is no table to play, or none with that name."""
+    """There is no table to play, or none with the given name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
     """Each position is a state of one table, or the end of one of its sequences; the same index in all arrays.
 
-    Actions are numbered alike for all tables (`ActionColumns`): i deepens growth point i; after as many as the model
-    with the most of them has, the next ones each double a group of channels; the last one does nothing. Those that a
-    model has no growth point or group for are illegal.
+    Actions are numbered alike for all tables (`ActionColumns`): i deepens growth point i; after the largest number of
+    points, the next ones each double a group of channels; the last one does nothing. Actions without a growth point or
+    group in the model are illegal.
     """
 
     tables: tuple[str, ...]
     first: Indices
-    """Of each table, the position where its episodes begin."""
+    """The first position of each table's episodes."""
     table_of: Indices
     next_states: Indices
     """(positions, actions): the next position, as `Transitions.next_states`."""
     legal: npt.NDArray[np.int8]
-    """(positions, actions), 1 where legal: the form of mask that spaces take for sampling."""
+    """(positions, actions), 1 where legal: the form of a mask for sampling from a space."""
     rewards: Floats
     """(positions, actions); 0 where illegal."""
     over: npt.NDArray[np.bool_]
@@ -242,7 +241,7 @@ class Positions:
 
     @classmethod
     def of(cls, tables: Sequence[OutcomeTable], reward: Reward, allocation: Allocation) -> Positions:
-        """Unfold tables; raises `TableError` for one that cannot be played and `NoTableError` where there is none."""
+        """Unfold tables; raise `TableError` for one that cannot be played and `NoTableError` if there is none."""
         if not tables:
             raise NoTableError("there is no outcome table to play; give at least one")
         trees = [decision_tree(table) for table in tables]
@@ -286,7 +285,7 @@ class Positions:
         return seen | {name: np.take(values, at, axis=0) for name, values in self.by_position.items()}
 
     def beginning(self, table: str) -> int:
-        """Return the index of the table with this name; `NoTableError` lists the known ones."""
+        """Return the index of the table with this name; raise `NoTableError` with the known ones."""
         if table not in self.tables:
             raise NoTableError(f"there is no table {table!r} here; there are: {', '.join(self.tables)}")
         return self.tables.index(table)
@@ -301,7 +300,7 @@ def _ends(tree: DecisionTree) -> list[Architecture]:
 
 
 def _moments(tree: DecisionTree) -> list[tuple[float, float, int]]:
-    """Return share of time left, budget and decisions left, for each state."""
+    """Return the share of time left, the budget and the decisions left, for each state."""
     left = [tree.decisions - depth for depth in range(tree.decisions) for _ in range(len(tree.actions) ** depth)]
     return [
         (state.time_left_s / state.time_budget_s, state.time_budget_s, decisions)
@@ -310,7 +309,7 @@ def _moments(tree: DecisionTree) -> list[tuple[float, float, int]]:
 
 
 def _described(architectures: Sequence[Architecture], counts: Mapping[str, int]) -> dict[str, Array]:
-    """Return the arrays that describe architectures, padded to the largest of them; of groups, where there are any."""
+    """Return the arrays that describe architectures, padded to the largest; arrays of groups only if there are any."""
     points, groups = counts.get(DEEPEN.name, 0), counts.get(WIDEN.name, 0)
     count = len(architectures)
     layers = max(len(architecture.layers) for architecture in architectures)

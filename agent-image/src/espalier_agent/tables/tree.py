@@ -1,13 +1,13 @@
 """An outcome table as the tree of its decisions: the simulated environment of Lamelas 6.4.
 
-`Transitions` are such trees as arrays: the states of all of them, where each action leads from each, and what that
-step earns. `Reward` says what the steps of an episode are worth. The paper gives 100·tan(a·π/2) of the final accuracy
-after the last decision and nothing before (Lamelas, equation 2). The dense rewards add the difference of a potential
-to it, Φ(next) - Φ(here), with Φ = 0 when the episode is over and without discount (Ng, Harada and Russell 1999). An
-episode's rewards then sum to the paper's less Φ of the first state, which no decision can change: in every state the
-same actions are best under all of them.
+`Transitions` are such trees as arrays: all states, the next state for each action, and the reward of that step.
+`Reward` names the rewards of the steps of an episode. The paper's is 100·tan(a·π/2) of the final accuracy after the
+last decision and 0 before (Lamelas, equation 2). The dense rewards add the difference of a potential to it, Φ(next) -
+Φ(here), with Φ = 0 when the episode is over and without discount (Ng, Harada and Russell 1999). An episode's rewards
+then sum to the paper's less Φ of the first state, which no decision can change: the same actions are best under all of
+them in every state.
 
-A reward from the slope of the learning curve is not among them: tables hold final accuracies and no curves.
+There is no reward from the slope of the learning curve: tables have final accuracies and no curves.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class DecisionTree:
-    """All states that a table's episodes pass through, and where each action leads.
+    """All states of a table's episodes, and the result of each action.
 
     States are ordered by the number of decisions before them, then by those decisions: state 0 is the first.
     """
@@ -62,14 +62,14 @@ class DecisionTree:
     model: str
     scenario: str
     actions: tuple[Action, ...]
-    """In the table's order: all that the starting model's description offers, then `Nothing`."""
+    """The table's actions, in order: all growths in the starting model's description, then `Nothing`."""
     decisions: int
-    """In an episode."""
+    """Number of decisions in an episode."""
     states: tuple[State, ...]
     next_states: tuple[tuple[int, ...], ...]
-    """For each state and action the index of the next state; after the last decision, that of the sequence."""
+    """Index of the next state for each state and action; after the last decision, the index of the sequence."""
     sequences: tuple[tuple[int, ...], ...]
-    """In lexicographic order."""
+    """Sequences in lexicographic order."""
     accuracies: tuple[float, ...]
     """Final accuracy of each sequence."""
 
@@ -78,7 +78,7 @@ class DecisionTree:
         return 1 + sum(other > accuracy for other in self.accuracies)
 
     def follow(self, choose: Callable[[AdviceRequest], Action]) -> tuple[int, ...]:
-        """Return the actions (their indices) that are chosen, each by the state the last one led to."""
+        """Return the actions (their indices) chosen one after the other, each in the state after the last one."""
         chosen: list[int] = []
         at = 0
         for _ in range(self.decisions):
@@ -95,10 +95,10 @@ class DecisionTree:
 
 
 def starting_architecture(table: OutcomeTable) -> Architecture:
-    """Return the architecture of a table's starting model: its own, or that of the model it names.
+    """Return the architecture of a table's starting model: the one in the table, or the one of the named model.
 
-    Raises `TableError` where the table has none and the name is unknown, or where actions and growth points differ in
-    their number or, as far as labels tell, in their order.
+    Raise `TableError` if the table has none and the name is unknown, or if actions and growth points differ in number
+    or, according to labels, in order.
     """
     architecture = table.architecture
     if architecture is None:
@@ -119,11 +119,11 @@ def starting_architecture(table: OutcomeTable) -> Architecture:
 
 
 def _check_order(table: OutcomeTable, architecture: Architecture) -> None:
-    """Raise `TableError` where an action's label names another growth point, or group, than its place does.
+    """Raise `TableError` if an action's label names another growth point or group than the one at its place.
 
-    Labels are free text: one names a growth point if it ends in the id of that one alone, as a separate word.
+    Labels are free text: a label names a growth point if it ends in the id of that point alone, as a separate word.
     """
-    # Apart by operation, for a group of channels may have the id of a growth point.
+    # Separately by operation, as a group of channels may have the id of a growth point.
     alike = [each.targets(architecture) for each in described(architecture)]
     places = [*((ids, target) for ids in alike for target in ids), (alike[0], None)]
     for index, (label, (ids, expected)) in enumerate(zip(table.actions, places, strict=True)):
@@ -132,12 +132,12 @@ def _check_order(table: OutcomeTable, architecture: Architecture) -> None:
             place = "doing nothing" if expected is None else repr(expected)
             raise TableError(
                 f"table {table.name}: actions[{index}], {label!r}, is in the place of {place}; bring actions and "
-                "sequences into the order of the architecture's growth points, or call the action otherwise"
+                "sequences into the order of the architecture's growth points, or rename the action"
             )
 
 
 def decision_tree(table: OutcomeTable) -> DecisionTree:
-    """Unfold a table; raises `TableError` as `starting_architecture`.
+    """Unfold a table; raise `TableError` as `starting_architecture` does.
 
     "Get the time left in the budget based on the adaptations we've made" (Algorithm 4): runs that share the first
     decisions were measured separately and differ by a few hundred milliseconds, so a state has their mean.
@@ -150,7 +150,7 @@ def decision_tree(table: OutcomeTable) -> DecisionTree:
     next_states: list[tuple[int, ...]] = []
     level = [start]
     for depth in range(table.decisions_per_episode):
-        # All sequences that begin alike are neighbours, so each prefix owns one stretch of them.
+        # Sequences with the same beginning are neighbours, so each prefix owns one range of them.
         stretch = width ** (table.decisions_per_episode - depth)
         last = depth == table.decisions_per_episode - 1
         next_level_at = 0 if last else len(states) + len(level)
@@ -177,7 +177,7 @@ def decision_tree(table: OutcomeTable) -> DecisionTree:
 
 
 def read_playable(path: Path) -> OutcomeTable:
-    """Read a table; `DocumentError` where it is damaged, `TableError` where it cannot be played; both name the file."""
+    """Read a table; raise `DocumentError` if it is damaged, `TableError` if it cannot be played; both name the file."""
     table = read_table(path)
     try:
         decision_tree(table)
@@ -187,7 +187,7 @@ def read_playable(path: Path) -> OutcomeTable:
 
 
 def carried_out(table: str, architecture: Architecture, action: Action) -> Architecture:
-    """Return the architecture after an action; `TableError` where the table's description of it cannot grow so."""
+    """Return the architecture after an action; raise `TableError` if the table's description does not allow it."""
     try:
         return action.carried_out(architecture)
     except GrowthError as error:
@@ -211,11 +211,11 @@ class Reward(StrEnum):
     PAPER = "paper"
     """The sequence's return after the last decision, 0 before."""
     OVER_NOTHING = "over-nothing"
-    """What the action changes where nothing else is done from here on; doing nothing is worth 0."""
+    """The effect of the action if nothing else is done from here on; doing nothing is worth 0."""
     OVER_MEAN = "over-mean"
-    """What the action changes in the mean over all ways to continue."""
+    """The effect of the action on the mean over all continuations."""
     OVER_BEST = "over-best"
-    """What the action takes from the best that could still be reached: never above 0, and 0 for a best action."""
+    """The action's reduction of the best return still reachable: never above 0, and 0 for a best action."""
 
     @classmethod
     def _missing_(cls, value: object) -> Reward:
@@ -225,7 +225,7 @@ class Reward(StrEnum):
 def step_rewards(next_states: Indices, returns: Floats, reward: Reward) -> Floats:
     """Return the reward of each action in each state of a decision tree, (states, actions).
 
-    `next_states` is a `DecisionTree`'s, (states, actions), and `returns` says what each sequence is worth.
+    `next_states` is a `DecisionTree`'s, (states, actions); `returns` has the return of each sequence.
     """
     before = potentials(next_states, returns, reward)
     rewards = np.empty(next_states.shape)
@@ -236,7 +236,7 @@ def step_rewards(next_states: Indices, returns: Floats, reward: Reward) -> Float
 
 
 def potentials(next_states: Indices, returns: Floats, reward: Reward) -> Floats:
-    """Return Φ of each state, (states,): what it is worth by a plain guess of what follows; 0 for the paper's."""
+    """Return Φ of each state, (states,): its value by a simple guess of the continuation; 0 for the paper's reward."""
     values = np.zeros(len(next_states))
     if reward is Reward.PAPER:
         return values
@@ -246,7 +246,7 @@ def potentials(next_states: Indices, returns: Floats, reward: Reward) -> Floats:
         values[first : first + len(reached)] = _backed_up(reached, reward)
         if first == 0:
             return values
-        # The level before has one state for each `width` states of this one.
+        # The level before has one state per `width` states of this one.
         first -= len(reached) // width
         reached = values[next_states[first : first + len(reached) // width]]
 
@@ -267,23 +267,23 @@ def _last_level(next_states: Indices, returns: Floats) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """The states of all tables, table by table, and after them all ended sequences; the same index in all arrays."""
+    """The states of all tables, table by table, followed by all ended sequences; the same index in all arrays."""
 
     trees: tuple[DecisionTree, ...]
     columns: tuple[Indices, ...]
-    """Of each table, the column of each of its actions."""
+    """Column of each action, for each table."""
     states: int
-    """How many there are; the index of the first ended sequence."""
+    """Number of states, which is the index of the first ended sequence."""
     first: Indices
-    """Of each table, the state in which its episodes begin."""
+    """First state of each table's episodes."""
     table_of: Indices
     """(states + sequences,)."""
     next_states: Indices
-    """(states + sequences, actions); `ILLEGAL` where the action is illegal, as are all after the end."""
+    """(states + sequences, actions); `ILLEGAL` where the action is illegal, as all are after the end."""
 
     @classmethod
     def of(cls, trees: Sequence[DecisionTree], columns: Sequence[Sequence[int]] | None = None) -> Transitions:
-        """Join tables; without `columns`, each table's actions have the first ones, in their order."""
+        """Join tables; without `columns`, each table's actions take the first columns, in order."""
         numbers = [range(len(tree.actions)) for tree in trees] if columns is None else columns
         placed = tuple(np.array(each, dtype=np.int64) for each in numbers)
         sizes = [len(tree.states) for tree in trees]
@@ -295,7 +295,7 @@ class Transitions:
         next_states = np.full((states + sum(lengths), width), ILLEGAL, dtype=np.int64)
         for tree, place, start, end in zip(trees, placed, first, ends, strict=True):
             own = np.array(tree.next_states)
-            # In the tree, sequences are counted apart from states.
+            # In the tree, sequences have a separate numbering.
             last = len(own) - len(tree.sequences) // len(tree.actions)
             own[:last] += start
             own[last:] += end
@@ -318,9 +318,9 @@ class Transitions:
         return rewards
 
     def paths(self) -> Indices:
-        """Return where each decision of each sequence lies in (states · actions), (sequences, decisions).
+        """Return the index of each decision of each sequence in (states · actions), (sequences, decisions).
 
-        Those of tables with fewer decisions are filled with the place after all of them.
+        Tables with fewer decisions are padded with the index after all of them.
         """
         width = self.next_states.shape[1]
         longest = max(tree.decisions for tree in self.trees)

@@ -1,6 +1,6 @@
-# Sourced by what finds tools or gets them (envtest, gotool, monitoring-crds, prometheus): their arguments and words.
-# Gives `cache`, the folder for what was got; `get`, empty for --there; `say`; and `found PLACE`, which prints the place
-# and ends if it is complete. Needs `complete PLACE`, which says whether it is.
+# Sourced by the scripts that find or fetch tools (envtest, gotool, monitoring-crds, prometheus). Parses their arguments.
+# Sets `cache`, the folder for fetched tools; `get`, empty for --there; `say`; and `found PLACE`, which prints the place
+# and exits if it is complete. Needs `complete PLACE`, which tests that.
 cache=${XDG_CACHE_HOME:-$HOME/.cache}
 
 say() { printf '%s\n' "$*" >&2; }

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the version of the project stands at the foot of each page."""
+"""A hook of mkdocs that puts the version of the project at the foot of each page."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@
         work                they succeed
         restart SECONDS     the plugin is away for so long: no GPU of the node is allocatable
 
-What it was told outlives it, in a file of the node. The interface is the kubelet's v1beta1
+Its settings outlive it, in a file of the node. The interface is the kubelet's v1beta1
 (k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1); its few messages are encoded here.
 """
 
@@ -35,7 +35,7 @@ LOOK_SECONDS = 0.1
 
 
 def told() -> dict[str, Any]:
-    """Return what the plugin was told."""
+    """Return the settings of the plugin."""
     try:
         return {**DEFAULT, **json.loads(TOLD.read_text())}
     except (OSError, ValueError):
@@ -43,7 +43,7 @@ def told() -> dict[str, Any]:
 
 
 def tell(words: list[str]) -> None:
-    """Store what the plugin is told."""
+    """Store new settings of the plugin."""
     new = told()
     left = iter(words)
     for word in left:
@@ -79,7 +79,7 @@ def field(number: int, value: bytes | str) -> bytes:
 
 
 def fields(message: bytes) -> Iterator[bytes]:
-    """Yield the fields of a message, all of which are texts or messages."""
+    """Yield the fields of a message that has only texts and messages."""
     at = 0
     while at < len(message):
         at, size, shift = at + 1, 0, 0

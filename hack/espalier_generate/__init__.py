@@ -1,1 +1,1 @@
-"""Pages and definitions that are generated from the code: CRDs, job.md, reasons.md and cli.md in docs/reference."""
+"""Pages and definitions generated from the code: CRDs, and job.md, reasons.md and cli.md in docs/reference."""

@@ -2,9 +2,9 @@
 
 `python -m espalier_generate.crd FOLDER` writes them; `make crd` calls that for `crds/`.
 
-Kubernetes takes structural OpenAPI schemas (`structural`): every value has one type, nothing is referred
-to (`$ref`), nothing is either this or that (`anyOf`). What is left open on purpose (a pod template's other fields, the
-options of a user's function) is marked `x-kubernetes-preserve-unknown-fields`, and nothing else is.
+Kubernetes requires structural OpenAPI schemas (`structural`): every value has one type, without references (`$ref`) or
+alternatives (`anyOf`). Only fields that are open on purpose (a pod template's other fields, the options of a user's
+function) are marked `x-kubernetes-preserve-unknown-fields`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from espalier_generate.crd_rules import RULES, CelRule
 Schema = dict[str, Any]
 
 LISTS_BY_KEY: Final[Mapping[str, str]] = {"containers": "name", "conditions": "type"}
-"""Lists that hold one item a key, by the name of the field: as in Kubernetes' own types."""
+"""Lists with one item per key, by the name of the field, as in Kubernetes' own types."""
 
 _KEPT: Final = (
     *("description", "type", "format", "enum", "pattern", "minimum", "maximum"),
@@ -79,14 +79,14 @@ _QUEUE_COLUMNS: Final = (
 
 
 class SchemaError(ValueError):
-    """A model says what no structural schema can say; the message names the place."""
+    """A model cannot be expressed as a structural schema; the message names the place."""
 
 
 def structural(model: type[BaseModel], rules: Mapping[str, Sequence[CelRule]], *, defaults: bool) -> Schema:
-    """Return the schema of `model` as Kubernetes wants it.
+    """Return the schema of `model` in the form of Kubernetes.
 
-    `rules` are put on the models of these class names. With `defaults` the API server fills in the models' defaults,
-    also those inside of what is left out altogether. Raises `SchemaError` for what cannot be expressed.
+    `rules` belong to the models of these class names. With `defaults` the API server fills in the models' defaults,
+    also those inside absent objects. Raise `SchemaError` for anything that cannot be expressed.
     """
     source = model.model_json_schema(by_alias=True, mode="validation", schema_generator=_WithMembers)
     return _Converter(source.get("$defs", {}), rules, defaults).convert(source, model.__name__, model.__name__)
@@ -110,7 +110,7 @@ class _Converter:
         self._definitions, self._rules, self._defaults = definitions, rules, defaults
 
     def convert(self, source: Schema, place: str, name: str = "") -> Schema:
-        """Return `source` (JSON schema, pydantic's dialect) as a structural schema; `name` is that of its model."""
+        """Return `source` (JSON schema, pydantic's dialect) as a structural schema; `name` is its model's."""
         source, name = self._resolved(source, place, name)
         result: Schema = {key: source[key] for key in _KEPT if key in source}
         if prose := _prose(result.pop("description", ""), *source.get(_MEMBERS, ())):
@@ -137,7 +137,7 @@ class _Converter:
                 raise SchemaError(f"{place}: type {other!r} has no structural schema")
         if self._defaults and "default" in source:
             default = _shortest(source["default"], result)
-            # An empty text, list or map says no more than its absence.
+            # An empty text, list or map means the same as its absence.
             if default not in (None, "", [], {}) or (default == {} and _fills_in(result)):
                 result["default"] = default
         if rules := self._rules.get(name):
@@ -167,22 +167,23 @@ class _Converter:
         if "properties" in source:
             fields = source["properties"].items()
             result["properties"] = {key: self.convert(value, f"{place}.{key}") for key, value in fields}
-            # What has a default is filled in before anything is missed.
+            # A default is filled in before a missing field is reported.
             if required := source.get("required"):
                 result["required"] = required
             if values is True:
                 result["x-kubernetes-preserve-unknown-fields"] = True
         elif values is True:
-            # A map of whatever, not an object of unknown fields: CEL does not see one of those take another's place.
+            # A map of arbitrary values, not an object of unknown fields: CEL would not notice if two of these swapped
+            # places.
             result["additionalProperties"] = {"x-kubernetes-preserve-unknown-fields": True, "nullable": True}
         elif isinstance(values, dict):
             result["additionalProperties"] = self.convert(values, f"{place}.*")
         else:
-            raise SchemaError(f"{place}: an object without fields; say which values it may hold")
+            raise SchemaError(f"{place}: an object without fields; give the type of its values")
 
 
 def _shortest(default: Any, schema: Schema) -> Any:
-    """Return `default` without what the defaults of `schema`'s own fields say, and without unset fields."""
+    """Return `default` without the values that the defaults of `schema`'s own fields give, and without unset fields."""
     if not isinstance(default, dict):
         return default
     inner = schema.get("properties", {})
@@ -320,7 +321,7 @@ def _job_schema() -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
             "spec": structural(JobSpec, RULES, defaults=True),
-            # What a status does not say was not known: nothing is filled in.
+            # An absent field of a status was unknown: nothing is filled in.
             "status": structural(JobStatus, RULES, defaults=False),
         },
     }
@@ -330,7 +331,7 @@ def _job_schema() -> Schema:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files into the folder named, print their paths; 2 where no folder is named."""
+    """Write the files into the given folder and print their paths; return 2 if no folder is given."""
     if len(arguments) != 1 or not Path(arguments[0]).is_dir():
         print("usage: python -m espalier_generate.crd FOLDER (that exists)", file=sys.stderr)
         return 2

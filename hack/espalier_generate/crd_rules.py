@@ -1,4 +1,4 @@
-"""Rules in CEL that the types of a job cannot express: the API server rejects a bad file with the field and the remedy.
+"""CEL rules for conditions that the types of a job cannot express: the API server names the field and the remedy.
 
 Each rule belongs to the model that it checks: `self` is the new value, `oldSelf` the stored one. Rules that need the
 status, to know whether a job runs, belong to the whole job.
@@ -21,7 +21,7 @@ class CelRule(TypedDict):
 
     rule: str
     message: str
-    """What is wrong and what to do."""
+    """The fault and the remedy."""
     messageExpression: NotRequired[str]
     """A CEL expression for the message with values. If it fails, `message` is used."""
     fieldPath: NotRequired[str]

@@ -1,4 +1,4 @@
-"""The page of the Gymnasium environments, generated from what is registered, and from their docstrings.
+"""The page of the Gymnasium environments, generated from the registered ones and their docstrings.
 
 `python -m espalier_generate.environments [PATH]` prints it, or writes it.
 """
@@ -57,7 +57,7 @@ def page() -> str:
     made = {name: gymnasium.make(name).unwrapped for name in names}
     lines = [
         _HEAD,
-        "| environment | a step decides | illegal actions, on wish | vectorised |",
+        "| environment | decisions | illegal actions, on wish | vectorised |",
         "| --- | --- | --- | --- |",
     ]
     lines += [_row(name, environment) for name, environment in made.items()]
@@ -100,7 +100,7 @@ def _docstring(environment: gymnasium.Env[Any, Any]) -> list[str]:
 
 
 def _other(environment: gymnasium.Env[Any, Any]) -> str:
-    """Return what the environment does with illegal actions where it does not raise."""
+    """Return the environment's treatment of illegal actions if it does not raise."""
     found = re.search(r'`?illegal="(\w+)"', " ".join(_docstring(environment)))
     assert found is not None, environment  # noqa: S101  (each names it)
     return found[1]

@@ -1,7 +1,7 @@
-"""The pages that are generated from the code: the job field by field, all reasons, the Python client, all commands.
+"""Pages generated from the code: the job field by field, all reasons, the Python client, all commands.
 
-`python -m espalier_generate.pages job|reasons|client|commands` prints one; with a path, it writes it there. In
-the page of commands, it renews what is between the marks.
+`python -m espalier_generate.pages job|reasons|client|commands` prints one page, or writes it to a path. In the page of
+commands, it only replaces the part between the marks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _PLURALS: Final = {"text": "texts", "integer": "integers", "object": "objects", 
 
 
 def job_page() -> str:
-    """Return the page: a table of fields for each object of a job's `spec`, and what the API server rejects."""
+    """Return the page: a table of fields for each object of a job's `spec`, and the API server's rejections."""
     schema = structural(JobSpec, RULES, defaults=True)
     return "\n".join([_JOB_HEAD, *_job_sections("spec", schema), *_rules_of_the_whole(), ""])
 
@@ -181,7 +181,7 @@ its leader, and QUEUE its queue.
 
 
 def reasons_page() -> str:
-    """Return the page: each reason with its sentence, what would change it, and the commands to run."""
+    """Return the page: each reason with its sentence, its remedy, and the commands to run."""
     return "\n".join([_REASONS_HEAD, *(line for reason in Reason for line in _reason_section(reason))])
 
 
@@ -208,7 +208,7 @@ Python that has started it. It has GPUs of its own, too: jobs that are to share 
 
 
 def client_page() -> str:
-    """Return the reference of the Python client: its signatures and docstrings, and the fields of what it returns."""
+    """Return the reference of the Python client: its signatures and docstrings, and the fields of its results."""
     parts = [_CLIENT_HEAD, _entry("##", "connect", connect)]
     for owner in (JobClient, JobHandle, Explanation):
         parts.append(f"## {owner.__name__}\n\n{inspect.getdoc(owner)}\n")
@@ -247,7 +247,7 @@ def commands() -> Iterator[click.Context]:
 
 
 def renewed(page: str, text: str) -> str:
-    """Return a page with `text` between its marks; `ValueError` where it has no marks."""
+    """Return a page with `text` between its marks; raise `ValueError` if it has no marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -268,7 +268,7 @@ def _commands(group: click.Group, context: click.Context) -> Iterator[click.Cont
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the page that the first argument names, or write it to the path that the second one gives."""
+    """Print the page named by the first argument, or write it to the path in the second one."""
     page, *path = arguments or ("",)
     match page:
         case "job":

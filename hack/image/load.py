@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """load IMAGE...: put images of the docker daemon into the worker nodes of the kind cluster that KUBECONFIG names.
 
-`kind load` copies all of an image each time: two gigabytes with torch, of which a change of our code alters a few
-megabytes. Nodes keep the layers they once got, so this sends what they lack and a manifest that names the rest. A node
-writes what it is sent to its disk before it unpacks it, so layers are compressed if there is a `zstd`. Where the daemon
-keeps its layers compressed (docker's containerd image store), their digests are not those of the configuration, and the
-work is left to `kind load`.
+`kind load` copies a whole image each time: two gigabytes with torch, of which a change of our code alters a few
+megabytes. Nodes keep the layers they once got, so this sends the missing layers and a manifest that names the rest. A
+node writes received layers to its disk before it unpacks them, so they are compressed if there is a `zstd`. Where the
+daemon keeps its layers compressed (docker's containerd image store), their digests are not those of the configuration,
+and the work is left to `kind load`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Image(NamedTuple):
 
 
 class Blob(NamedTuple):
-    """A blob as manifests describe it (media type, digest, size) and, where nodes lack it, the file with its bytes."""
+    """A blob as in manifests (media type, digest, size); if nodes lack it, also the file with its bytes."""
 
     descriptor: dict[str, Any]
     path: Path | None
 
 
 class NodeContent(NamedTuple):
-    """The content of a node: its images' configurations by name, and layers by the digest of what they unpack to."""
+    """The content of a node: its images' configurations by name, and layers by the digest of their unpacked content."""
 
     images: dict[str, str]
     layers: dict[str, dict[str, Any]]
@@ -62,7 +62,7 @@ def containerd(node: str, *command: str) -> str:
 
 
 def workers(cluster: str) -> list[str]:
-    """Return the containers that are the cluster's workers, or all its nodes where it has none."""
+    """Return the containers of the cluster's workers, or of all its nodes if it has no workers."""
     names = ["docker", "ps", "--format", "{{.Names}}", "--filter", f"label=io.x-k8s.kind.cluster={cluster}"]
     return output(*names, "--filter", "label=io.x-k8s.kind.role=worker").split() or output(*names).split()
 
@@ -73,7 +73,7 @@ def inspect(name: str) -> Image:
 
 
 def look(node: str) -> NodeContent:
-    """Read the manifests of the node's images. Those that are lists of others, or are not all there, are left out."""
+    """Read the manifests of the node's images. Lists of manifests, and incomplete images, are left out."""
     found = NodeContent({}, {})
     kept = set(containerd(node, "content", "ls", "--quiet").split())
     for row in containerd(node, "images", "ls").splitlines()[1:]:
@@ -85,7 +85,7 @@ def look(node: str) -> NodeContent:
         except (KeyError, subprocess.CalledProcessError):
             continue
         found.images[name] = config
-        # A node may have dropped what it has unpacked.
+        # A node may have dropped the layers that it has unpacked.
         descriptors = zip(layers, manifest["layers"], strict=True)
         found.layers.update((layer, one) for layer, one in descriptors if one["digest"] in kept)
     return found
@@ -113,7 +113,7 @@ def described(path: Path, kind: str) -> Blob:
 
 @contextlib.contextmanager
 def compressed(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Give what compresses into the file."""
+    """Yield a stream that is compressed into the file."""
     command = ["zstd", "-1", "--threads=0", "--quiet"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file) as process:
         yield cast(IO[bytes], process.stdin)
@@ -122,7 +122,7 @@ def compressed(file: IO[bytes]) -> Iterator[IO[bytes]]:
 
 
 def copy(content: IO[bytes], file: IO[bytes]) -> str:
-    """Copy the content. Returns its digest."""
+    """Copy the content. Return its digest."""
     hashed = hashlib.sha256()
     while chunk := content.read(CHUNK):
         hashed.update(chunk)
@@ -131,7 +131,7 @@ def copy(content: IO[bytes], file: IO[bytes]) -> str:
 
 
 def save(images: Iterable[Image], there: Container[str], folder: Path) -> dict[str, Blob]:
-    """Read `docker save`. Returns the configurations and those layers that are not `there`, as files in `folder`."""
+    """Read `docker save`. Return the configurations, and the layers that are not `there`, as files in `folder`."""
     images = list(images)
     configs = {image.config for image in images}
     lacking = {layer for image in images for layer in image.layers if layer not in there}
@@ -162,7 +162,7 @@ def save(images: Iterable[Image], there: Container[str], folder: Path) -> dict[s
 
 
 def write_layout(file: IO[bytes], images: Iterable[Image], blobs: Mapping[str, Blob]) -> None:
-    """Write an OCI layout of the images that holds the blobs which nodes lack, and names the others."""
+    """Write an OCI layout of the images that contains the blobs missing on nodes, and names the others."""
     entries = []
     with tarfile.open(fileobj=file, mode="w|", bufsize=CHUNK) as archive:
 
@@ -201,7 +201,7 @@ def send(node: str, images: Sequence[Image], blobs: Mapping[str, Blob]) -> None:
 
 
 def load(images: Sequence[Image], nodes: Mapping[str, NodeContent], cluster: str) -> str:
-    """Put the images into the nodes. Returns what was sent, for a person."""
+    """Put the images into the nodes. Return the amount sent, for a person."""
     there = in_all(list(nodes.values()))
     with tempfile.TemporaryDirectory() as name:
         saved = save(images, there, Path(name))

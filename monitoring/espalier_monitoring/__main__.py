@@ -1,4 +1,4 @@
-"""`python -m espalier_monitoring write FOLDER` or `draw`; `--help` says more."""
+"""`python -m espalier_monitoring write FOLDER` or `draw`; see `--help`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from espalier_monitoring.reading import Prometheus, PrometheusError, Reader, Rea
 from espalier_monitoring.sheet import drawn
 
 _POINTS: Final = 360
-"""Along the level axis: about two pixels each."""
+"""Number of points along the time axis: about two pixels each."""
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the arguments say; return the exit code."""
+    """Run the command in the arguments; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m espalier_monitoring", description="Dashboards, alert rules, pages."
     )
@@ -26,15 +26,15 @@ def main(arguments: list[str]) -> int:
     write = commands.add_parser("write", help="write all generated files into a checkout of the project")
     write.add_argument("folder", type=Path, metavar="FOLDER", help="the checkout")
     write.set_defaults(run=_write)
-    draw = commands.add_parser("draw", help="draw the dashboards from what a Prometheus knows, without Grafana")
+    draw = commands.add_parser("draw", help="draw the dashboards from the data of a Prometheus, without Grafana")
     draw.add_argument("--prometheus", required=True, metavar="URL", help="such as http://127.0.0.1:9090")
     draw.add_argument("--output", required=True, type=Path, metavar="DIR", help="takes DASHBOARD.png; made if missing")
     draw.add_argument(
-        "--dashboard", action="append", choices=sorted(BOARDS), help="which; may be repeated; default: all"
+        "--dashboard", action="append", choices=sorted(BOARDS), help="dashboard to draw; may be repeated; default: all"
     )
-    draw.add_argument("--namespace", help="of the job that the job dashboard shows; default: the first that is found")
-    draw.add_argument("--job", help="the job that it shows; default: the first that is found")
-    draw.add_argument("--last", type=_seconds, default="15m", metavar="TIME", help="how far back; default: 15m")
+    draw.add_argument("--namespace", help="namespace of the job on the job dashboard; default: the first found")
+    draw.add_argument("--job", help="job on the job dashboard; default: the first found")
+    draw.add_argument("--last", type=_seconds, default="15m", metavar="TIME", help="time range up to now; default: 15m")
     draw.add_argument(
         "--scrape-interval",
         type=_seconds,

@@ -1,6 +1,6 @@
-"""The alerts: the condition of each, how long it must hold, and its texts; and the file that Prometheus reads.
+"""The alerts, each with its condition, duration and texts; and the rule file for Prometheus.
 
-docs/reference/alerts.md explains what to do about each alert, and why the numbers are what they are.
+docs/reference/alerts.md explains each alert, its remedies and its numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Alert:
     name: str
     expression: str
     lasts: str = "0m"
-    """How long the expression must hold, in Prometheus' notation."""
+    """Time for which the expression must hold, in Prometheus' notation."""
     severity: Severity
     summary: str
     description: str
@@ -178,13 +178,13 @@ ALERTS: Final = (
 """All alerts."""
 
 RUNBOOKS: Final = "docs/reference/alerts.md"
-"""Where it says what to do; a heading for each alert, under the alert's name."""
+"""The page with the remedies; it has a heading for each alert, under the alert's name."""
 
 _HEAD: Final = "# Written by `make dashboards` from monitoring/espalier_monitoring/alerts.py; change them there.\n"
 
 
 def rules_text() -> str:
-    """Return the rule file, in YAML whose texts are written as JSON: nothing in them is taken for YAML."""
+    """Return the rule file, in YAML whose texts are written as JSON, so that no part of them is read as YAML."""
     lines = [_HEAD + "groups:", "  - name: espalier", "    rules:"]
     for alert in ALERTS:
         lines += [
@@ -200,7 +200,7 @@ def rules_text() -> str:
 
 
 def says(alert: Alert) -> dict[str, str]:
-    """Return what an alert says."""
+    """Return the texts of an alert."""
     return {
         "summary": alert.summary,
         "description": alert.description,

@@ -49,11 +49,11 @@ _STACKED: Final = 60.0
 
 
 def risen(metric: str, selector: str, window: str) -> str:
-    """Return PromQL for how much a counter rose in `window`, for each of its series.
+    """Return PromQL for the rise of a counter in `window`, for each of its series.
 
-    `increase` alone misses the first event of a series, which comes into being at 1, and rare events are all first.
-    A series is new that was not there in the hour before: a shorter gap in the scrapes does not make it so. An exporter
-    that removes a series has to bring it back at 0, before its next event.
+    `increase` alone misses the first event of a series, which is created at 1, and the first event of a rare kind is
+    often the only one. A series counts as new if it did not exist in the hour before: a shorter gap in the scrapes does
+    not make it new. An exporter that removes a series must bring it back at 0, before its next event.
     """
     series = f"{metric}{selector}"
     new = f"({series} unless max_over_time({series}[1h] offset {window}))"
@@ -67,7 +67,7 @@ def apart(aggregate: str, labels: str, series: str, legend: str = "") -> Query:
 
 
 def named(series: str, label: str, name: str) -> str:
-    """Return `series`, where an empty `label` is `name`: a legend of nothing cannot be read."""
+    """Return `series` with `name` in place of an empty `label`: an empty legend cannot be read."""
     return f'label_replace({series}, "{label}", "{name}", "{label}", "")'
 
 
@@ -77,14 +77,14 @@ def rate(metric: str, labels: str = "", legend: str = "") -> Query:
 
 
 def rises(metric: str, labels: str = "", legend: str = "") -> Query:
-    """Return a query for how much a counter of rare events rose, by `labels`."""
+    """Return a query for the rise of a counter of rare events, by `labels`."""
     return apart("sum", labels, risen(metric, "", "$__rate_interval"), legend)
 
 
 def quantiles(metric: str, by: str = "", selector: str = "", *, rare: bool = False) -> tuple[Query, ...]:
-    """Return queries and legends for the median and 99th percentile of a histogram, apart by the label `by`.
+    """Return queries and legends for the median and 99th percentile of a histogram, separately by the label `by`.
 
-    `rare`: of what happens now and then, so that the first of it counts, too.
+    `rare` is for rare events, so that the first one counts, too.
     """
     buckets = f"{metric}_bucket"
     rise = risen(buckets, selector, "$__rate_interval") if rare else f"rate({buckets}{selector}[$__rate_interval])"
@@ -102,15 +102,15 @@ class Panel:
 
     title: str
     about: str
-    """What it shows and how to read it."""
+    """The content of the panel, and how to read it."""
     unit: str = "short"
     """Grafana's name of the unit: `s`, `short`, `percentunit`, `ops`, `reqps`."""
     queries: tuple[Query, ...]
     stacked: bool = False
     single: bool = False
-    """Show the latest value as a number instead of a line."""
+    """Whether to show the latest value as a number instead of a line."""
     names: bool = False
-    """For a single value: show its legend instead of the value."""
+    """Whether a single value shows its legend instead of the value."""
     least: float | None = 0.0
     """Minimum of the axis; None if values can be negative."""
     decimals: int | None = None
@@ -127,7 +127,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """An annotation: a mark in all panels wherever its query gives something."""
+    """An annotation: a mark in all panels wherever its query returns something."""
 
     name: str
     title: str
@@ -143,7 +143,7 @@ class Board:
     about: str
     rows: Sequence[Row]
     variables: Sequence[tuple[str, str, str]] = ()
-    """Name, label and query of each."""
+    """Name, label and query of each variable."""
     marks: Sequence[Annotation] = ()
 
 

@@ -1,4 +1,4 @@
-"""A sheet of pixels to draw on, from the upper left: text, boxes, axes; and numbers as Grafana writes them."""
+"""A sheet of pixels to draw on, from the upper left: text, boxes, axes; and numbers in Grafana's notation."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _SHORT: Final = ("", " K", " Mil", " Bil", " Tri", " Quadr")
 _COUNTED: Final = ("", " K", " M", " B", " T", " Q")
 _RATES: Final = {"ops": "ops/s", "reqps": "req/s", "cpm": "c/m"}
 _PARTS: Final = ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (60.0, 1.0, "s"))
-"""Of a second: below which it is used, what to multiply by, its name."""
+"""Units of less than a minute: upper limit in seconds, factor, name."""
 _WHOLES: Final = (
     (3600.0, 60.0, "min"),
     (86400.0, 3600.0, "hour"),
     (604800.0, 86400.0, "day"),
     (math.inf, 604800.0, "week"),
 )
-"""Below which it is used, its seconds, its name."""
+"""Units from a minute on: upper limit in seconds, seconds of one, name."""
 _NICE_SECONDS: Final = (*(60.0 * n for n in (0.5, 1, 2, 5, 10, 15, 30)), *(3600.0 * n for n in (1, 2, 3, 6, 12, 24)))
 
 UNITS: Final = frozenset({"short", "percentunit", "s", *_RATES})
-"""Grafana's names of the units that are known here."""
+"""Grafana's names of the supported units."""
 PAGE, PAPER, EDGE, INK, MUTED, GRID = "#f3f4f6", "#ffffff", "#e2e5ea", "#24313f", "#6b7785", "#eceff3"
 _DPI: Final = 100
 
 
 def text_of(value: float, unit: str, decimals: int | None = None, *, bare: bool = False) -> str:
-    """Return a number with its unit: three digits that count, or `decimals` of them after the point.
+    """Return a number with its unit: three significant digits, or `decimals` digits after the point.
 
-    `bare`: without zeros at the end, as on an axis. `ValueError` for a unit that is not known.
+    `bare`: without trailing zeros, as on an axis. Raise `ValueError` for an unknown unit.
     """
     if unit not in UNITS:
         raise ValueError(f"unit {unit!r} is not known here; known: {', '.join(sorted(UNITS))}")
@@ -57,7 +57,7 @@ def text_of(value: float, unit: str, decimals: int | None = None, *, bare: bool 
 
 
 def ticks(low: float, high: float, unit: str, most: int = 5, *, whole: bool = False) -> Sequence[float]:
-    """Return the values that an axis from `low` to `high` is marked at: `most` steps between them at most.
+    """Return the values of the ticks on an axis from `low` to `high`, with at most `most` steps between them.
 
     `whole`: only whole numbers.
     """
@@ -104,7 +104,7 @@ class Box:
     height: float
 
     def within(self, left: float, top: float, right: float, bottom: float) -> Box:
-        """Return what is left inside these margins."""
+        """Return the box inside these margins."""
         return Box(self.left + left, self.top + top, self.width - left - right, self.height - top - bottom)
 
 
@@ -112,7 +112,7 @@ class Canvas:
     """One sheet."""
 
     def __init__(self, width: int, height: int) -> None:
-        """Blank."""
+        """Create a blank sheet."""
         self._width, self._height = width, height
         self._figure = Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI, facecolor=PAGE)
         self._renderer = FigureCanvasAgg(self._figure).get_renderer()  # type: ignore[no-untyped-call]  # matplotlib's
@@ -139,7 +139,7 @@ class Canvas:
         aside: Literal["left", "center"] = "left",
         width: float = math.inf,
     ) -> None:
-        """Write one line; `middle` is the height of its middle. Nothing in it is taken for mathematics.
+        """Write one line; `middle` is the height of its middle. Mathematical notation has no effect.
 
         A text that is wider than `width` is cut, with dots at its end.
         """
@@ -159,7 +159,7 @@ class Canvas:
         return self._figure.add_axes((left, 1 - top - height, width, height))
 
     def width_of(self, text: str, size: float, *, bold: bool = False) -> float:
-        """Return how many pixels wide a text is."""
+        """Return the width of a text in pixels."""
         font = FontProperties(size=size, weight="bold" if bold else "normal")
         return float(self._renderer.get_text_width_height_descent(text, font, False)[0])
 

@@ -1,4 +1,4 @@
-"""The dashboard of the whole fleet: who holds the GPUs, which jobs wait and why, and the state of the operator."""
+"""The dashboard of the whole fleet: holders of GPUs, jobs that wait, and the state of the operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard of one job: its budget, its accuracy and loss, how its model grows, and its GPUs."""
+"""The dashboard of one job: its budget, its accuracy and loss, the growth of its model, and its GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _THIS: Final = f"{{{_JOB}}}"
 
 
 def _of(metric: str) -> str:
-    """Return a query for a figure of the job, from whichever operator reports it."""
+    """Return a query for a figure of the job, from any operator that reports it."""
     return f"max (espalier_job_{metric}{_THIS})"
 
 

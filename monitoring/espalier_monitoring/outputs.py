@@ -1,4 +1,4 @@
-"""All files that are written, by their path in the project.
+"""All generated files, by their path in the project.
 
 The page about metrics is generated from the catalogue, with a scrape configuration for trainers.
 """
@@ -21,7 +21,7 @@ METRICS_PAGE: Final = "docs/reference/metrics.md"
 
 
 BOARDS: Final = {"fleet": fleet.BOARD, "job": job.BOARD, "agent": agent.BOARD}
-"""The dashboards by the name of their file."""
+"""The dashboards, by the name of their file."""
 _LABEL: Final = "__meta_kubernetes_pod_label_"
 
 RELABELLING: Final[tuple[dict[str, object], ...]] = (
@@ -30,7 +30,7 @@ RELABELLING: Final[tuple[dict[str, object], ...]] = (
     {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
     {"source_labels": [f"{_LABEL}espalier_dev_job"], "target_label": "job_name"},
 )
-"""`relabel_configs` of a scrape of pods: leaders alone, with the labels that dashboards look for."""
+"""`relabel_configs` of a scrape of pods: leaders only, with the labels that dashboards use."""
 
 
 def outputs() -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""All queries of a dashboard, run on a Prometheus: what there is to draw.
+"""The data of a dashboard: all its queries, run on a Prometheus.
 
-Texts are read as Grafana reads them: variables in queries, labels in legends, lengths of time.
+Texts are interpreted as by Grafana: variables in queries, labels in legends, lengths of time.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _VALUES: Final = re.compile(r"label_values\((?P<match>.+),\s*(?P<label>\w+)\s*\)
 _LENGTH: Final = re.compile(r"(\d+)([smhd])")
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SCRAPES_A_RATE: Final = 4
-"""A rate over as many scrapes is there even when one fails; Grafana's number."""
+"""Scrapes in the window of a rate, which survives a failed one; Grafana's number."""
 _ANSWER_SECONDS: Final = 60.0
 Values = NDArray[np.float64]
 
 
 def substituted(text: str, values: Mapping[str, str]) -> str:
-    """Return `text` with the value of each `$name` and `${name}`; `ValueError` where one has no value."""
+    """Return `text` with the value of each `$name` and `${name}`; raise `ValueError` if one has no value."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[2]
@@ -43,12 +43,12 @@ def substituted(text: str, values: Mapping[str, str]) -> str:
 
 
 def quoted(value: str) -> str:
-    """Return a value as it is written between the quotes of a PromQL string."""
+    """Return a value escaped for a PromQL string."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def legend(form: str, labels: Mapping[str, str]) -> str:
-    """Return the name of a series: `form` with its labels, and those alone where there is no form."""
+    """Return the name of a series: `form` with its labels, or the labels alone if there is no form."""
     if not form:
         inside = ", ".join(f'{name}="{quoted(value)}"' for name, value in labels.items() if name != "__name__")
         return f"{labels.get('__name__', '')}{{{inside}}}"
@@ -64,30 +64,30 @@ def label_values(query: str) -> tuple[str, str]:
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds of a length of time such as `15m` or `1h30m`; `ValueError` says how it is written."""
+    """Return the seconds of a length of time such as `15m` or `1h30m`; raise `ValueError` with the allowed form."""
     parts = _LENGTH.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text or not any(int(n) for n, _ in parts):
-        raise ValueError(f"{text!r} is no length of time; write it as 30s, 15m, 3h, 2d or 1h30m")
+        raise ValueError(f"{text!r} is not a length of time; write it as 30s, 15m, 3h, 2d or 1h30m")
     return float(sum(int(number) * _UNITS[unit] for number, unit in parts))
 
 
 def length_of(seconds: float) -> str:
-    """Return seconds as PromQL reads them, to the millisecond."""
+    """Return seconds in the notation of PromQL, to the millisecond."""
     return f"{round(seconds)}s" if seconds == round(seconds) else f"{round(1000 * seconds)}ms"
 
 
 def rate_interval(step: float, scrape: float) -> float:
-    """Return `$__rate_interval` in seconds, where points are `step` apart and scrapes `scrape`."""
+    """Return `$__rate_interval` in seconds, for points `step` apart and scrapes `scrape` apart."""
     return max(step + scrape, _SCRAPES_A_RATE * scrape)
 
 
 class PrometheusError(Exception):
-    """It gave no answer, or refused; the message says what to do."""
+    """Prometheus gave no answer, or refused; the message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of time and the points at which it is looked at, in epoch seconds."""
+    """A time range and its points, in epoch seconds."""
 
     start: float
     end: float
@@ -95,19 +95,19 @@ class Window:
 
     @classmethod
     def until(cls, now: float, seconds: float, least_step: float, points: int) -> Window:
-        """Return the last `seconds` with `points` points or fewer, at whole multiples of their step."""
+        """Return the last `seconds` with at most `points` points, at whole multiples of their step."""
         step = max(least_step, float(math.ceil(seconds / points)))
         end = math.floor(now / step) * step
         return cls(start=end - math.floor(seconds / step) * step, end=end, step=step)
 
     @property
     def points(self) -> int:
-        """How many there are."""
+        """Number of points."""
         return round((self.end - self.start) / self.step) + 1
 
     @property
     def times(self) -> NDArray[np.float64]:
-        """All of them."""
+        """Times of all points."""
         return np.linspace(self.start, self.end, self.points, dtype=np.float64)
 
 
@@ -117,22 +117,22 @@ class Samples:
 
     labels: Mapping[str, str]
     samples: Sequence[tuple[float, str]]
-    """Time and value, as Prometheus writes them."""
+    """Times and values, in Prometheus' notation."""
 
 
 class Prometheus:
-    """The one at `url`; a context manager."""
+    """The Prometheus at `url`; a context manager."""
 
     def __init__(self, url: str) -> None:
-        """`PrometheusError` where `url` is none."""
+        """Raise `PrometheusError` if `url` is not a URL."""
         self._url = url
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as error:
-            raise PrometheusError(f"{url!r} is no URL ({error}); write it as http://127.0.0.1:9090") from error
+            raise PrometheusError(f"{url!r} is not a URL ({error}); write it as http://127.0.0.1:9090") from error
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise PrometheusError(f"{url!r} is no URL of a Prometheus; write it as http://127.0.0.1:9090")
-        # Prometheus is near, often forwarded to this machine: a proxy of the environment is not used.
+            raise PrometheusError(f"{url!r} is not the URL of a Prometheus; write it as http://127.0.0.1:9090")
+        # Prometheus is near, often forwarded to this machine: a proxy in the environment is not used.
         self._http = httpx.Client(base_url=url.rstrip("/"), timeout=_ANSWER_SECONDS, trust_env=False)
 
     def __enter__(self) -> Self:
@@ -147,7 +147,7 @@ class Prometheus:
         return [Samples(each["metric"], [each["value"]]) for each in found["result"]]
 
     def over(self, expression: str, window: Window) -> list[Samples]:
-        """Return its series over a stretch of time."""
+        """Return the series of an expression over a time range."""
         asked = {"query": expression, "start": repr(window.start), "end": repr(window.end), "step": repr(window.step)}
         return [Samples(each["metric"], each["values"]) for each in self._get("query_range", asked)["result"]]
 
@@ -165,7 +165,7 @@ class Prometheus:
             ) from error
         except httpx.HTTPError as error:
             raise PrometheusError(f"{self._url} cannot be reached ({error}); is --prometheus right?") from error
-        other = f"{self._url} is no Prometheus: it answered"
+        other = f"{self._url} is not a Prometheus: it answered"
         try:
             body = answer.json()
         except ValueError as error:
@@ -180,12 +180,12 @@ class Prometheus:
 
 
 class ReadingError(Exception):
-    """A dashboard cannot be drawn; the message names the panel, its query and what to do."""
+    """A dashboard cannot be drawn; the message names the panel, its query and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A series at the points of the window; NaN where there was nothing."""
+    """A series at the points of the window; NaN where it had no value."""
 
     name: str
     values: Values
@@ -198,7 +198,7 @@ class DrawnPanel:
     panel: Panel
     place: GridPos
     lines: tuple[Series, ...]
-    """Those with data; of a single one each has one value."""
+    """Series with data; those of a single value have one value each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class DrawnBoard:
 
     title: str
     chosen: tuple[tuple[str, str], ...]
-    """Label and value of each variable."""
+    """Label and chosen value of each variable."""
     window: Window
     headings: tuple[tuple[str, GridPos], ...]
     panels: tuple[DrawnPanel, ...]
@@ -224,18 +224,18 @@ class DrawnBoard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Reads dashboards from one Prometheus, for one stretch of time."""
+    """Reads dashboards from one Prometheus, for one time range."""
 
     prometheus: Prometheus
     window: Window
     now: float
-    """When single values are looked at, epoch seconds."""
+    """Time of single values, in epoch seconds."""
     scrape_seconds: float
     given: Mapping[str, str]
-    """Values of variables that were chosen."""
+    """Chosen values of variables."""
 
     def read(self, board: Board) -> DrawnBoard:
-        """Run the queries of a dashboard; `ReadingError` where one cannot be run."""
+        """Run the queries of a dashboard; raise `ReadingError` if one fails."""
         values = {
             "__rate_interval": length_of(rate_interval(self.window.step, self.scrape_seconds)),
             "__interval": length_of(self.window.step),
@@ -296,7 +296,7 @@ class Reader:
         there = np.zeros(self.window.points, dtype=bool)
         for line in self._lines(where, mark.expression, "", values, single=False):
             there |= np.nan_to_num(line.values) != 0
-        # Points in a row are one event, seen for as long as its rate interval lasts.
+        # Points in a row are one event, which lasts as long as its rate interval.
         begins = [at + 1 for at, (before, after) in enumerate(pairwise(there)) if after and not before]
         first = [0] if there[0] else []
         return Marked(mark.title, tuple(self.window.start + at * self.window.step for at in (*first, *begins)))

@@ -1,4 +1,4 @@
-"""A whole dashboard on one sheet, laid out as Grafana lays it out.
+"""A whole dashboard on one sheet, in Grafana's layout.
 
 A panel has lines over time, or stacked areas and a legend, or the latest values in figures.
 """
@@ -19,13 +19,13 @@ from espalier_monitoring.canvas import GRID, INK, MUTED, Box, Canvas, text_of, t
 from espalier_monitoring.reading import DrawnBoard, DrawnPanel, Marked, Values, Window, length_of
 
 WIDTH: Final = 1600
-"""Pixels."""
+"""Width of the sheet in pixels."""
 _COLUMNS: Final = 24
 _ASIDE, _GAP, _HEAD = 16.0, 8.0, 74.0
 _ROW: Final = 33.0
-"""Pixels of one unit of a panel's height."""
+"""Height of one unit of a panel's height, in pixels."""
 _TITLE: Final = 32.0
-"""Pixels of a panel's title."""
+"""Height of a panel's title, in pixels."""
 _COLORS: Final = (
     *("#4c78a8", "#e0975a", "#5f9e6e", "#a97bb5", "#cc6b66", "#62a8a6", "#c9a93f", "#8c7a6b", "#7b88c4", "#a3b556"),
     *("#d193ad", "#808b96"),
@@ -33,11 +33,11 @@ _COLORS: Final = (
 _MARK: Final = "#7d3fa8"
 _TICK_SIZE: Final = 8.0
 _LEFT, _RIGHT, _TOP, _BELOW = 80.0, 18.0, 6.0, 22.0
-"""Pixels around the axes: for the marks of the upright axis, for those of the level one."""
+"""Pixels around the axes, for the tick labels of both."""
 _LEGEND_SHARE, _LEGEND_LINE, _LEGEND_SIZE, _SWATCH, _APART = 0.34, 17.0, 8.5, 18.0, 20.0
-"""Of a panel's height at most; then pixels of a line, points of its text, pixels of a color and between two names."""
+"""Maximum share of a panel's height; pixels of a line; points of its text; pixels of a color and between two names."""
 _TICK_PIXELS: Final = (110.0, 34.0)
-"""From one mark of an axis to the next at least, level and upright."""
+"""Minimum distance of two ticks in pixels, horizontal and vertical."""
 _STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 7 * 86400)
 _DAY: Final = 86400
 _LARGEST, _SMALLEST, _NAME = 30.0, 11.0, 9.0
@@ -61,13 +61,13 @@ def drawn(board: DrawnBoard) -> bytes:
 
 
 def box(place: GridPos) -> Box:
-    """Return where a panel lies on the sheet."""
+    """Return the place of a panel on the sheet."""
     column = (WIDTH - 2 * _ASIDE + _GAP) / _COLUMNS
     return Box(_ASIDE + place.x * column, _HEAD + place.y * _ROW, place.w * column - _GAP, place.h * _ROW - _GAP)
 
 
 def caption(board: DrawnBoard) -> str:
-    """Return the line below the title: what was chosen, and when."""
+    """Return the line below the title: the chosen values, and the time range."""
     chosen = [f"{label} {value}" for label, value in board.chosen]
     start, end = (datetime.fromtimestamp(moment, UTC) for moment in (board.window.start, board.window.end))
     until = f"{end:%H:%M:%S}" if start.date() == end.date() else f"{end:%Y-%m-%d %H:%M:%S}"
@@ -91,7 +91,7 @@ def _draw(canvas: Canvas, drawn: DrawnPanel, board: DrawnBoard) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """One name of a legend; without a color it is a remark."""
+    """One name of a legend, or a remark if it has no color."""
 
     name: str
     color: str = ""
@@ -101,9 +101,9 @@ class LegendEntry:
 def arranged(
     entries: Sequence[LegendEntry], width: float, most: int, width_of: Callable[[str], float]
 ) -> list[list[tuple[LegendEntry, float]]]:
-    """Return a legend: lines of `width` pixels or fewer, in which each name has the pixels next to it.
+    """Return a legend: lines of at most `width` pixels, with the pixels of each name.
 
-    There are at most `most` lines: the last name is then how many others are left out.
+    There are at most `most` lines; a last entry counts the names that are left out.
     """
     for shown in range(len(entries), -1, -1):
         rest = len(entries) - shown
@@ -138,7 +138,7 @@ def _draw_legend(canvas: Canvas, at: Box, lines: list[list[tuple[LegendEntry, fl
 
 
 def draw_lines(canvas: Canvas, at: Box, drawn: DrawnPanel, window: Window, marks: tuple[Marked, ...]) -> None:
-    """Draw them with their axes, the marks of the board, and a legend below."""
+    """Draw lines with their axes, the marks of the board, and a legend below."""
     panel, values = drawn.panel, [line.values for line in drawn.lines]
     colors = [_COLORS[number % len(_COLORS)] for number in range(len(values))]
     entries = [
@@ -177,7 +177,7 @@ def draw_lines(canvas: Canvas, at: Box, drawn: DrawnPanel, window: Window, marks
 
 
 def span(values: Values, least: float | None) -> tuple[float, float]:
-    """Return where an upright axis begins and ends for some values: with room above, below only without a `least`."""
+    """Return the ends of a vertical axis for some values: with room above, and below only without a `least`."""
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     if least is not None:
         low = min(least, low)
@@ -186,7 +186,7 @@ def span(values: Values, least: float | None) -> tuple[float, float]:
 
 
 def time_ticks(window: Window, most: int) -> dict[float, str]:
-    """Return moments (UTC) at round times and how they are written, `most` or fewer."""
+    """Return round moments (UTC) with their text, `most` or fewer."""
     length = max(window.end - window.start, 1.0)
     step = next((each for each in _STEPS if length / each <= most), _STEPS[-1] * math.ceil(length / most / _STEPS[-1]))
     form = "%H:%M:%S" if length <= _DAY else "%d %b %H:%M"
@@ -206,7 +206,7 @@ def _line(axes: Axes, times: Values, values: Values, color: str, *, dashed: bool
 
 
 def _areas(axes: Axes, times: Values, values: list[Values], colors: list[str]) -> None:
-    """Stack areas. A series without a value adds nothing; where no series has one, nothing is drawn."""
+    """Stack areas. A series without a value adds nothing; nothing is drawn if no series has one."""
     below = np.where(np.any(np.isfinite(values), axis=0), 0.0, math.nan)
     for line, color in zip(values, colors, strict=True):
         above = below + np.nan_to_num(line)
@@ -217,7 +217,7 @@ def _areas(axes: Axes, times: Values, values: list[Values], colors: list[str]) -
 
 
 def draw_figures(canvas: Canvas, at: Box, drawn: DrawnPanel) -> None:
-    """Draw the values below one another, as large as they fit; with their names where there are several."""
+    """Draw the values below one another, as large as they fit, with their names if there are several."""
     panel, lines = drawn.panel, drawn.lines
     height, room = at.height / len(lines), at.width - 2 * _MARGIN
     texts = [

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """prometheus.py [OPTION...]: Debian's Prometheus, with the discovery of pods that it is built without.
 
-The entrypoint of the image that `hack/cluster monitoring` builds where no container registry is reached. It serves a
+The entrypoint of the image that `hack/cluster monitoring` builds if no container registry can be reached. It serves a
 cluster's pods as Prometheus' own `kubernetes_sd_configs` with `role: pod` would find them, one target for each declared
-port, and starts Prometheus with settings that ask there.
+port, and starts Prometheus with settings that use this service.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DISCOVERY = re.compile(r"kubernetes_sd_configs: \[\{role: pod(?:, namespaces: \
 
 
 def with_http_discovery(settings: str, address: str) -> str:
-    """Return Prometheus' settings that ask `address` for pods instead of the API server."""
+    """Return Prometheus' settings with requests for pods sent to `address` instead of the API server."""
 
     def replaced(found: re.Match[str]) -> str:
         return f'http_sd_configs: [{{url: "http://{address}/{found[1] or ""}", refresh_interval: 2s}}]'
@@ -36,7 +36,7 @@ def with_http_discovery(settings: str, address: str) -> str:
 
 
 def targets(pod: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Give the targets of a pod that has an address, with the labels that Prometheus documents for pods."""
+    """Yield the targets of a pod that has an address, with the labels that Prometheus documents for pods."""
     metadata, status = pod["metadata"], pod["status"]
     if not status.get("podIP"):
         return
@@ -74,7 +74,7 @@ class Discovery(BaseHTTPRequestHandler):
 
 
 def main(options: list[str]) -> None:
-    """Serve the discovery in a process that is left, and become Prometheus, which handles the container's signals."""
+    """Serve the discovery in a forked process, and become Prometheus, which handles the container's signals."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Discovery)
     if os.fork() == 0:
         server.serve_forever()

@@ -17,7 +17,7 @@ from espalier_monitoring.reading import Prometheus, PrometheusError, Window
 
 @pytest.fixture
 def somebody_else(tmp_path: Path) -> Iterator[str]:
-    """Give the URL of a server that is no Prometheus: it has a page, and a folder of files."""
+    """Give the URL of a server that is not a Prometheus: it has a page, and a folder of files."""
     (tmp_path / "api/v1").mkdir(parents=True)
     (tmp_path / "api/v1/query").write_text('["no", "Prometheus"]')
 
@@ -64,7 +64,7 @@ def test_somebody_who_is_no_prometheus(somebody_else: str) -> None:
     with Prometheus(somebody_else) as prometheus:
         with pytest.raises(PrometheusError, match=r"it answered 404 and no JSON; is --prometheus right\?"):
             prometheus.values("up", "job", Window(0, 60, 15))
-        with pytest.raises(PrometheusError, match=r"is no Prometheus: it answered '\[\"no\", "):
+        with pytest.raises(PrometheusError, match=r"is not a Prometheus: it answered '\[\"no\", "):
             prometheus.now("up", 0)
 
 

@@ -78,7 +78,7 @@ def test_lengths_of_time(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "15", "m", "-5m", "5 m", "1w", "0s", "5mm", "٣m0"])
 def test_what_is_no_length_of_time_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no length of time; write it as 30s"):
+    with pytest.raises(ValueError, match="is not a length of time; write it as 30s"):
         seconds_of(text)
 
 

@@ -1,1 +1,1 @@
-"""The scheduler: which job gets which GPUs, for how long; on Kubernetes, over local processes, in virtual time."""
+"""The scheduler, which grants GPUs to jobs: on Kubernetes, over local processes, in virtual time."""

@@ -1,4 +1,4 @@
-"""`python -m espalier_operator`: the operator on Kubernetes, what its image runs."""
+"""`python -m espalier_operator`: the operator on Kubernetes, as its image runs it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    # The first process of a container gets only the signals that it handles; `main` handles them once it is imported.
+    # The first process of a container gets only signals that it handles; `main` handles them once it is imported.
     signal.signal(signal.SIGTERM, _leave)
-    # The API server stores what is nested ten thousand deep. Python's own limit is a thousand, and a list or a watch in
-    # which one such job comes along must be read all the same.
+    # The API server stores objects nested ten thousand deep. Python's own limit is a thousand, and a list or a watch
+    # that contains one such job must still be read.
     sys.setrecursionlimit(DEEPEST)
 
     from espalier_operator.kube.process.main import main

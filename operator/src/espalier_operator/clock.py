@@ -1,4 +1,4 @@
-"""The clocks that the scheduler is run by, and when a failed operation is retried."""
+"""Clocks of the scheduler, and back-off of failed operations."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from typing import Final, Protocol
 logger = logging.getLogger(__name__)
 
 SLEW: Final = 0.01
-"""By this part of the time that passes, the time of day approaches a machine's clock that was put forward or back."""
+"""Part of the passing time by which the time of day approaches a machine's clock that was set."""
 JUMP_SECONDS: Final = 30.0
 
 
 class Clock(Protocol):
-    """Seconds that only rise; on what they count from and how fast they go, all facts of a snapshot agree."""
+    """Rising seconds; all facts of a snapshot use the same origin and speed."""
 
     def now(self) -> float:
         """Return the time in the scheduler's seconds."""
 
     def wall_seconds(self, seconds: float) -> float:
-        """Return how many seconds of wall time `seconds` of this clock are."""
+        """Return the wall seconds in `seconds` of this clock."""
 
 
 class ScaledClock:
-    """Budget seconds: `scale` of them pass in a second of wall time, from `start` on."""
+    """Budget seconds: `scale` of them pass per wall second, from `start` on."""
 
     def __init__(self, scale: float = 1.0, start: float = 0.0, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Begin to count; `ValueError` where `scale` is not a positive finite number."""
+        """Start the clock; raises `ValueError` where `scale` is not a positive finite number."""
         if not (math.isfinite(scale) and scale > 0):
-            raise ValueError(f"time scale {scale} must be a positive number of budget seconds in a second")
+            raise ValueError(f"time scale {scale} must be a positive number of budget seconds per second")
         self._scale, self._start, self._monotonic = scale, start, monotonic
         self._zero = monotonic()
         self._zero_of_day = datetime.now(UTC)
@@ -47,25 +47,25 @@ class ScaledClock:
         return seconds / self._scale
 
     def time_of_day(self, seconds: float) -> datetime:
-        """Return what a wall clock shows, or showed, at `seconds` of this one."""
+        """Return the time of day at `seconds` of this clock."""
         return self._zero_of_day + timedelta(seconds=self.wall_seconds(seconds - self._start))
 
 
 def _steady() -> float:
-    """Return seconds of a clock that is never set, and goes on while the machine sleeps where the platform has one."""
+    """Return the seconds of a clock that is never set and, if the platform has one, runs while the machine sleeps."""
     boot_time = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot_time is None else time.clock_gettime(boot_time)
 
 
 class WallClock:
-    """The time of day (epoch seconds), which does not jump: what is written by it means the same to the next operator.
+    """The time of day (epoch seconds) without jumps: stored times mean the same to the next operator.
 
-    Where the machine's clock is set, it approaches it slowly. Otherwise an hour would pass at once: budgets would be
-    used up, and notices and deadlines over.
+    Where the machine's clock is set, this clock approaches it slowly. Otherwise an hour could pass at once: budgets
+    would be used up, and notices and deadlines over.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = _steady) -> None:
-        """Begin with the time of day."""
+        """Start with the time of day."""
         self._wall, self._steady = wall, steady
         self._last = wall(), steady()
         self._warned = False
@@ -87,12 +87,12 @@ class WallClock:
     def _warn(self, ahead: float) -> None:
         jumped = abs(ahead) > JUMP_SECONDS
         if jumped and not self._warned:
-            logger.warning("the machine's clock was set by %+.0f s; times approach it by 1 %% of what passes", ahead)
+            logger.warning("the machine's clock was set by %+.0f s; times approach it at 1 %% of their pace", ahead)
         self._warned = jumped
 
 
 def doubled(first: float, times: int, longest: float) -> float:
-    """Return the wait after `times` earlier ones: `first` doubled so often, at most `longest`."""
+    """Return the wait after `times` earlier ones: `first` doubled `times` times, at most `longest`."""
     return min(first * 2.0 ** min(times, 30), longest)
 
 
@@ -104,17 +104,17 @@ class Backoff:
     longest: float = 30.0
     failures: int = 0
     until: float = 0.0
-    """Not before this time of the caller's clock."""
+    """Time of the caller's clock before which no try is made."""
 
     def failed(self, now: float) -> float:
-        """Delay the next try, and return by how much."""
+        """Delay the next try, and return the delay."""
         pause = doubled(self.first, self.failures, self.longest)
         self.until = now + pause
         self.failures += 1
         return pause
 
     def succeeded(self) -> None:
-        """Reset."""
+        """Reset the wait."""
         self.failures, self.until = 0, 0.0
 
     def holds(self, now: float) -> bool:

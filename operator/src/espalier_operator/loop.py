@@ -1,10 +1,10 @@
-"""The scheduler's loop: snapshot → plan → apply, whatever the backend.
+"""The scheduler's loop: snapshot → plan → apply, for any backend.
 
 One task. Three things wake it: `wake()` (facts have changed; a burst of changes is one tick), the time at which the
 last plan becomes outdated without any new fact, and a slow resync in case a wake-up was lost.
 
-A plan of a large cluster takes a while, and most news does not ask for one. So a backend may glance at what is new
-first (`notice()`): it carries out what follows from the facts alone, and says how soon a plan must be made.
+A plan of a large cluster takes a while, and most changes do not need one. So a backend may examine a change first
+(`notice()`): it carries out the consequences of the facts alone, and returns how soon a plan must be made.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ logger = logging.getLogger(__name__)
 DEBOUNCE_SECONDS: Final = 0.05
 """Wall time between a wake-up and the tick, so that a burst of facts is planned once."""
 REST: Final = 0.5
-"""Pause after a tick, in units of its duration. During a long burst of facts a large cluster is planned less often, and
-at least a third of the time is left to carry out plans."""
+"""Pause after a tick, in units of its duration. During a long burst of changes a large cluster is planned less often,
+and at least a third of the time is left to carry out plans."""
 RESYNC_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 1.0
 """Wall time after which a failed tick is retried."""
 
 
 IGNORED_NAMED: Final = 5
-"""How many parts of a decision that cannot be the log names."""
+"""Number of infeasible parts of a decision that the log names."""
 
 
 class BackendError(Exception):
-    """The backend could not read or change the cluster now. The loop retries, and assumes nothing meanwhile."""
+    """The backend could not read or change the cluster now. The loop retries and assumes nothing meanwhile."""
 
 
 class Backend(Protocol):
-    """A world of nodes, workers and jobs."""
+    """An environment of nodes, workers and jobs."""
 
     async def observe(self) -> Snapshot:
-        """Return the current snapshot; raises `BackendError` where it is unknown (never an empty one)."""
+        """Return the current snapshot; raises `BackendError` where it is unknown (and never returns an empty one)."""
 
     async def apply(self, action: Action) -> None:
         """Carry out `action`, idempotently; raises `BackendError` if that fails."""
 
     def planned(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Take notice of a plan whose actions were all tried: for conditions, metrics and displays."""
+        """Record a plan whose actions were all tried, for conditions, metrics and displays."""
 
 
 class LoopObserver(Protocol):
@@ -86,10 +86,10 @@ class SchedulerLoop:
     ) -> None:
         """Prepare; nothing runs before `run`. `wall` is a monotonic clock in wall seconds (for tests).
 
-        `memory` is what the policy remembers of an earlier run. `sync_figures` is called after a `notice()`: it returns
-        within how many wall seconds a plan must be made, infinity for none. What follows from a plan's own actions is
-        planned `follow_up_seconds` later: the facts that it waits for wake the loop themselves. `asking` asks a policy
-        that is evaluated elsewhere.
+        `memory` is the policy's memory of an earlier run. `sync_figures` is called after a `notice()`: it returns the
+        wall seconds within which a plan must be made, infinity for none. The next plan follows a plan's own actions
+        after `follow_up_seconds`: facts that it waits for wake the loop themselves. `asking` queries a policy that
+        another process or thread evaluates.
         """
         self._observer, self._sync_figures, self._asking = observer, sync_figures, asking
         self._follow_up = follow_up_seconds
@@ -99,23 +99,23 @@ class SchedulerLoop:
         self._wall = wall
         self._event = asyncio.Event()
         self._changed = False
-        """Facts have changed, or actions were taken, since the last tick began."""
+        """Facts have changed since the last tick began."""
         self._last_tick: float | None = None
         self._rests_until = 0.0
         self._ignored: Sequence[str] = ()
         self._memory = memory or PolicyMemory(policy.name)
 
     def wake(self) -> None:
-        """Report that facts have changed: a plan is made soon."""
+        """Report that facts have changed, so that a plan is made soon."""
         self._changed = True
         self._event.set()
 
     def notice(self) -> None:
-        """Report that there is news: the backend says how soon a plan must be made."""
+        """Report a change for which `sync_figures` returns how soon a plan must be made."""
         self._event.set()
 
     def last_tick_age(self) -> float | None:
-        """Return the wall seconds since the last completed tick, None before the first; the liveness probe uses it."""
+        """Return the wall seconds since the last completed tick, None before the first, for the liveness probe."""
         return None if self._last_tick is None else self._monotonic() - self._last_tick
 
     async def run(self) -> None:
@@ -124,7 +124,7 @@ class SchedulerLoop:
             await self._until_due(await self.tick())
 
     async def _until_due(self, wait: float) -> None:
-        """Return when the next tick is due: after `wait` wall seconds, or earlier by what happens meanwhile."""
+        """Sleep until the next tick is due: for `wait` wall seconds, or less if woken."""
         due = self._monotonic() + wait
         while True:
             # Not wait_for: in Python 3.11 it forgets that it was cancelled when the event is set at the same moment.
@@ -140,17 +140,17 @@ class SchedulerLoop:
             due = min(due, max(self._monotonic() + max(within, self._debounce), self._rests_until))
 
     async def tick(self) -> float:
-        """Plan and apply once; return the wall seconds until the next tick that is due without a wake-up."""
+        """Plan and apply once; return the wall seconds until the next tick without a wake-up."""
         self._event.clear()
         self._changed = False
         began = self._monotonic()
         try:
             snapshot = await self._backend.observe()
-            if await self._ask(snapshot):  # the world may have changed meanwhile
-                began = self._monotonic()  # to wait is no work, after which to rest
+            if await self._ask(snapshot):  # the cluster may have changed meanwhile
+                began = self._monotonic()  # waiting is not work that needs a rest
                 snapshot = await self._backend.observe()
         except BackendError as error:
-            logger.warning("the world cannot be seen, trying again in %g s: %s", RETRY_SECONDS, error)
+            logger.warning("cannot read the cluster; retrying in %g s: %s", RETRY_SECONDS, error)
             self._failed("observe")
             return RETRY_SECONDS
         snapshot, planned = self._plan(snapshot)
@@ -162,7 +162,7 @@ class SchedulerLoop:
             try:
                 await self._backend.apply(action)
             except BackendError as error:
-                logger.warning("%s: %s, trying again in %g s", action, error, RETRY_SECONDS)
+                logger.warning("%s: %s; retrying in %g s", action, error, RETRY_SECONDS)
                 self._failed("apply")
                 wait, failed = min(wait, RETRY_SECONDS), True
         self._backend.planned(snapshot, planned)
@@ -177,7 +177,7 @@ class SchedulerLoop:
         return wait
 
     async def _ask(self, snapshot: Snapshot) -> bool:
-        """Have a policy asked that is evaluated elsewhere; return whether that took place."""
+        """Query a policy that is evaluated elsewhere; return whether it was queried."""
         if self._asking is None:
             return False
         memory = await self._asking.memory_for(replace(snapshot, policy_memory=self._memory.memory))
@@ -186,12 +186,12 @@ class SchedulerLoop:
         return memory is not None
 
     def _plan(self, snapshot: Snapshot) -> tuple[Snapshot, Plan]:
-        """Return what is planned, and the snapshot with what the policy remembers."""
+        """Return the snapshot with the policy's memory, and the plan."""
         seen = replace(snapshot, policy_memory=self._memory.memory)
         made = plan_safely(seen, self._policy, seen.taken_at, resumed=self._memory.is_resumed)
         if made.unusable is not None:
             logger.warning(
-                "policy %s starts with an empty memory: it cannot use what it remembered",
+                "policy %s starts with an empty memory: it cannot use its stored memory",
                 self._policy.name,
                 exc_info=made.unusable,
             )
@@ -202,15 +202,15 @@ class SchedulerLoop:
         return made.snapshot, made.plan
 
     def _say_ignored(self, ignored: Sequence[str]) -> None:
-        """Log what of the policy's decision cannot be, when that changes."""
+        """Log the infeasible parts of the policy's decision when they change."""
         if ignored and ignored != self._ignored:
             some = "; ".join(ignored[:IGNORED_NAMED])
             more = f"; and {len(ignored) - IGNORED_NAMED} more" if len(ignored) > IGNORED_NAMED else ""
-            logger.warning("policy %s: ignored what cannot be: %s%s", self._policy.name, some, more)
+            logger.warning("policy %s: ignored infeasible parts of its decision: %s%s", self._policy.name, some, more)
         self._ignored = ignored
 
     def _say_fallback(self, why: str) -> None:
-        """Log that another policy decides in its place, or does so no more, when that changes."""
+        """Log when another policy begins or ceases to decide in its place."""
         if why and why != self._fallback:
             logger.warning("policy %s: fair decides in its place: %s", self._policy.name, why)
         elif self._fallback and not why:

@@ -1,7 +1,7 @@
-"""The progress of programs that do not use the library: what their lines, metrics and posts say. Pure.
+"""Progress of programs that do not use the library, from their log lines, metrics and posts. Pure.
 
 A program may write anything into its log. So everything is bounded here, whatever the source: the length of a line, the
-lines of a look, the number and size of values. Patterns are those of RE2, whose time is linear in the line.
+number of lines read at once, the number and size of values. Patterns are RE2's, whose time is linear in the line.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from espalier_core.types.report import Metric
 MAX_NUMBER_LENGTH: Final = 64
 """Maximum length of a number in a text, in characters."""
 MAX_LINE_BYTES: Final = 4096
-"""Longer lines are not read."""
+"""Maximum length of a line; longer lines are skipped."""
 MAX_POST_BYTES: Final = 64 * 1024
-"""Longer posts are refused."""
+"""Maximum size of a post; larger ones are refused."""
 _OF_POSTS: Final = {"current_step": "step", "total_steps": "steps", "current_epoch": "epoch"}
-"""What the Trainer of Hugging Face calls values that are known."""
+"""Known values by their names in the Trainer of Hugging Face."""
 _ENDS: Final = re.compile(rb"[\r\n]+")
 MAX_PAGE_BYTES: Final = 256 * 1024
-"""What is beyond is not read."""
+"""Maximum size of a metrics page; the rest is not read."""
 _MAX_CANDIDATES: Final = 1000
-"""Maximum number of lines that are parsed: those that begin with the name of a series that is read."""
+"""Maximum number of parsed lines, which begin with the name of a wanted series."""
 
 
 def number_of(value: Any) -> float | None:
-    """Return a finite number; None for anything else. A text is read as a number, with or without `%` at its end."""
+    """Return a finite number; None for anything else. A text is parsed as a number, with or without `%` at its end."""
     if isinstance(value, str):
         text = value.strip().removesuffix("%").strip()
         if len(text) > MAX_NUMBER_LENGTH:
@@ -67,10 +67,10 @@ class ProgramReading:
 
     values: Mapping[str, float] = field(default_factory=dict)
     planned_steps: int | None = None
-    """The steps in all by the job's specification, for a program that does not say it."""
+    """Total steps by the job's specification, for a program that does not report them."""
 
     def then(self, newer: Mapping[str, float], steps: int | None = None) -> ProgramReading:
-        """Return the reading after `newer` values; `steps` are those in all, if the program does not say it."""
+        """Return the reading after `newer` values; `steps` is the total for a program that does not report it."""
         merged = {**self.values, **newer}
         if merged == self.values and steps == self.planned_steps:
             return self
@@ -78,19 +78,19 @@ class ProgramReading:
 
     @property
     def step(self) -> int:
-        """Steps done; 0 if that is not known."""
+        """Steps done; 0 if unknown."""
         return self._count("step")
 
     @property
     def epoch(self) -> int:
-        """Epochs done; 0 if that is not known."""
+        """Epochs done; 0 if unknown."""
         return self._count("epoch")
 
     @property
     def fraction(self) -> float | None:
-        """The part of its work that is done, 0 to 1; None if that is not known.
+        """The part of its work that is done, 0 to 1; None if unknown.
 
-        What the program says of it goes first, then the share of its steps, then that of its epochs.
+        The program's own report of it comes first, then the part of its steps, then the part of its epochs.
         """
         if "fraction" in self.values:
             return _clamped(self.values["fraction"])
@@ -119,9 +119,9 @@ def _clamped(share: float) -> float:
 
 
 def lines_of(data: bytes) -> Iterator[str]:
-    """Yield the lines of a piece of output; a progress bar that returns to the start of its line writes one each time.
+    """Yield the lines of a piece of output; each state of a progress bar that rewrites its line is a line.
 
-    Bytes that are no UTF-8 are replaced. Longer lines than `MAX_LINE_BYTES` are left out.
+    Invalid UTF-8 is replaced. Lines longer than `MAX_LINE_BYTES` are left out.
     """
     for raw in _ENDS.split(data):
         if 0 < len(raw) <= MAX_LINE_BYTES:
@@ -129,15 +129,15 @@ def lines_of(data: bytes) -> Iterator[str]:
 
 
 class LineReader:
-    """Reads the values of a line, as a job's `progress.log` says."""
+    """Reads values from lines by a job's `progress.log`."""
 
     def __init__(self, log: LogProgress) -> None:
-        """Compile the pattern; `ValueError` if that is not possible."""
+        """Compile the pattern; raises `ValueError` if it is invalid."""
         self._pattern: Any = None if log.pattern is None else compile_pattern(log.pattern)
         self._keys = log.json_lines or {}
 
     def values(self, lines: Iterable[str]) -> dict[str, float]:
-        """Return the newest value of each name in `lines`, oldest line first; what is no number is left out."""
+        """Return the newest value of each name in `lines`, oldest line first; other values than numbers are dropped."""
         found: dict[str, float] = {}
         for line in lines:
             found.update(self._of_line(line))
@@ -163,9 +163,9 @@ class LineReader:
 
 
 def values_of_page(page: bytes, metrics: MetricsProgress) -> dict[str, float]:
-    """Return the value of each series in `page`; of several that fit, that of the first.
+    """Return the value of each series in `page`, the first of several that match.
 
-    Only lines that begin with a name that is wanted are parsed, each alone, so that a damaged one costs only itself.
+    Only lines that begin with a wanted name are parsed, each alone, so that a damaged line affects only itself.
     """
     wanted = {name: selector_of(series) for name, series in metrics.series.items()}
     names = {series for series, _ in wanted.values()}
@@ -197,10 +197,11 @@ def _samples(line: str) -> list[tuple[str, dict[str, str], float]]:
 
 
 def values_of_post(body: bytes) -> dict[str, float]:
-    """Return the values of a post in the protocol of Kubeflow Trainer; what is no number, or has no name, is left out.
+    """Return the values of a post in the protocol of Kubeflow Trainer, without unnamed values and non-numbers.
 
     It is `{"trainerStatus": {"progressPercentage": 40, "estimatedRemainingSeconds": 60, "metrics": [{"name": "loss",
-    "value": "0.7"}]}}`, each part optional (TrainJobStatus of trainer.kubeflow.org/v1alpha1). `ValueError` for another.
+    "value": "0.7"}]}}`, each part optional (TrainJobStatus of trainer.kubeflow.org/v1alpha1). Raises `ValueError` for
+    any other body.
     """
     try:
         document = json.loads(body)

@@ -119,7 +119,7 @@ def test_memory_that_a_policy_cannot_use_is_forgotten(caplog: pytest.LogCaptureF
     backend = _Backend(cluster)
     asyncio.run(SchedulerLoop(backend, configured("las"), ScaledClock(), memory=memory).tick())
     assert cluster.jobs["ns/one"].admitted_at is not None
-    assert "starts with an empty memory: it cannot use what it remembered" in caplog.text
+    assert "starts with an empty memory: it cannot use its stored memory" in caplog.text
     assert memory.memory["queues"][0] == ["ns/one"]
 
 

@@ -161,7 +161,7 @@ def test_the_log_names_what_is_ignored_once(caplog: pytest.LogCaptureFixture) ->
 
     asyncio.run(story())
     (record,) = caplog.records
-    assert "policy wishing: ignored what cannot be: ns/0: there is no such job; ns/1" in record.message
+    assert "policy wishing: ignored infeasible parts of its decision: ns/0: there is no such job" in record.message
     assert record.message.endswith("; and 2 more")
 
 

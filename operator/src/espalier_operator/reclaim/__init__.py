@@ -1,1 +1,1 @@
-"""Which extra workers are asked back, in which order, and what they hold. Pure."""
+"""Reclaim of extra workers: candidates, their order, and the requests to jobs. Pure."""

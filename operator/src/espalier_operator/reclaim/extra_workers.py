@@ -1,4 +1,4 @@
-"""Lent extra workers in the order in which they are reclaimed, what they hold by node, what is asked back. Pure."""
+"""Extra workers in reclaim order, their holdings by node, and the reclaim requests of a plan. Pure."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ class ExtraWorker(NamedTuple):
 
     job: JobFacts
     worker: Worker
-    """Bound, or expected on its node."""
+    """The worker, bound or expected on its node."""
     resources: ResourceVector
-    """What it holds of the node."""
+    """Its holdings on the node."""
     place: int
-    """Among the extra workers of the job, in the order in which they are asked back."""
+    """Position among the extra workers of its job, in reclaim order."""
 
 
 class ReclaimOrder:
-    """The extra workers on one type of GPU in the order of reclaim."""
+    """The extra workers on one type of GPU in reclaim order."""
 
     def __init__(self, in_order: Callable[[], list[ExtraWorker]]) -> None:
-        """Sort them when the first is read: most plans read none."""
+        """Take the function that sorts them, called when the first is read: most plans read none."""
         self._in_order = in_order
         self.read = 0
-        """How many were read, by any search."""
+        """Number of entries read so far, by any search."""
         self.first = 0
-        """The place of the first that was not passed over for good."""
+        """Place at which searches start; earlier entries are requested already."""
         self.beyond: dict[int, int] = {}
-        """By place where there is nothing to be had any more: the next place where there may be."""
+        """Skips: from a place without candidates to the next place that may have one."""
 
     def rewind(self, first: int) -> None:
-        """Start the next search at `first` again, where some are no longer asked back."""
+        """Start the next search at `first` again, after requests were undone."""
         self.first = first
         self.beyond.clear()
 
     @cached_property
     def extra_workers(self) -> list[ExtraWorker]:
-        """All of them."""
+        """All extra workers."""
         return self._in_order()
 
     def __iter__(self) -> Iterator[ExtraWorker]:
-        """Yield from `first`."""
+        """Yield the extra workers from `first` on."""
         place = self.first
         while (extra_worker := self.at(place)) is not None:
             yield extra_worker
             place += 1
 
     def at(self, place: int) -> ExtraWorker | None:
-        """Return the extra worker at `place`, no further than the next that was not read; None if there is none."""
+        """Return the extra worker at `place`, at most the next unread one; None if there is none."""
         if place >= self.read:
             if self.read == len(self.extra_workers):
                 return None
@@ -70,13 +70,13 @@ class ReclaimOrder:
         return self.extra_workers[place]
 
     def pass_over(self, is_out: Callable[[ExtraWorker], bool]) -> None:
-        """Start the next search after the entries at the head that are out, as far as they were read."""
+        """Advance `first` past the entries at the head that were read and are out."""
         while self.first < self.read and is_out(self.extra_workers[self.first]):
             self.first += 1
 
 
 class ExtraWorkers:
-    """The extra workers of running jobs: live or promised extra workers that are not leaving."""
+    """The extra workers of running jobs: live or promised ones that are not leaving."""
 
     def __init__(
         self,
@@ -84,19 +84,19 @@ class ExtraWorkers:
         extras: Mapping[str | None, Sequence[Worker]],
         leaving: Container[str],
     ) -> None:
-        """Take the running jobs and their extra workers; those named in `leaving` are excluded."""
+        """Take the running jobs and their extra workers; workers named in `leaving` are excluded."""
         self._extras, self._leaving = extras, leaving
         self._holders = {job.key: job for job in jobs if job.extra}
         self._by_job: dict[str, list[ExtraWorker]] = {}
         self._falling: dict[str, list[int]] = {}
-        """By job: the indices of its extra workers, negated, so that they rise."""
+        """Indices of the extra workers of each job, negated, so that they rise."""
         self._lent: dict[str, ResourceVector] = {}
-        """By node: what is lent there, as of the last call of `by_node`."""
+        """Lent resources by node, as of the last call of `by_node`."""
         self._counted: dict[str, tuple[int, dict[str, ResourceVector]]] = {}
-        """By job: how many workers it was to keep then, and what of `_lent` is its."""
+        """(Workers that it kept, its part of `_lent`) at that call, by job."""
 
     def of(self, key: str) -> list[ExtraWorker]:
-        """Return the extra workers of a job, the first to be asked back first."""
+        """Return the extra workers of a job in reclaim order."""
         extra_workers = self._by_job.get(key)
         if extra_workers is None:
             job = self._holders[key]
@@ -111,15 +111,15 @@ class ExtraWorkers:
         return extra_workers
 
     def below(self, key: str, kept: int) -> ExtraWorker | None:
-        """Return the next one of a job whose extra workers were read, if it keeps `kept` of them; None: it has none."""
+        """Return the next extra worker to reclaim of a job, read before, that keeps `kept`; None: it has none."""
         extra_workers = self._by_job[key]
         place = bisect_right(self._falling[key], -kept)
         return extra_workers[place] if place < len(extra_workers) else None
 
     def lines(self, order: LendingOrder, now: float) -> dict[str, ReclaimOrder]:
-        """Return them by type of GPU in reverse order of lending rank, within a job from the highest index.
+        """Return the reclaim order of each type of GPU: by falling lending rank, within a job from the highest index.
 
-        Spare workers of one level are equals to the policy: those go first whose jobs lose least.
+        Spare workers of one level are equal to the policy; among them, workers whose jobs lose least go first.
         """
         holders: dict[str, list[JobFacts]] = defaultdict(list)
         for job in self._holders.values():
@@ -143,7 +143,7 @@ class ExtraWorkers:
         return {gpu_type: ReclaimOrder(partial(in_order, jobs)) for gpu_type, jobs in holders.items()}
 
     def by_node(self, keeps: Callable[[JobFacts], int]) -> Mapping[str, ResourceVector]:
-        """Return by node what is lent there beyond what each job `keeps` (extra workers, the lowest indices)."""
+        """Return the lent resources by node that can still be reclaimed: each job `keeps` its lowest indices."""
         for key, job in self._holders.items():
             kept, known = keeps(job), self._counted.get(key)
             if known is not None and known[0] == kept:
@@ -157,7 +157,7 @@ class ExtraWorkers:
         return self._lent
 
     def _held_beyond(self, key: str, kept: int) -> dict[str, ResourceVector]:
-        """Return by node what those of a job hold that can still be asked back: it keeps `kept` workers."""
+        """Return the resources by node of the `kept` extra workers of a job, which can still be reclaimed."""
         workers: dict[tuple[str, int], int] = defaultdict(int)
         for extra_worker in self.of(key):
             worker = extra_worker.worker
@@ -173,11 +173,11 @@ class ExtraWorkers:
 
 @dataclass(slots=True)
 class ReclaimRequest:
-    """What one job is asked for."""
+    """The reclaim request to one job."""
 
     job: JobFacts
     extra: int
-    """The extra workers that it keeps, those with the lowest indices."""
+    """Number of extra workers that it keeps, those with the lowest indices."""
     deadline: float
     reason: Reason
 
@@ -186,30 +186,30 @@ class ReclaimRequests:
     """The reclaim requests of one plan."""
 
     def __init__(self, now: float, transaction: Transaction) -> None:
-        """Ask for nothing; changes are written to `transaction`."""
+        """Start without requests; changes are written to `transaction`."""
         self._now, self._log, self._number = now, transaction.log, transaction.undone_by(self._restore)
         self.made: dict[str, ReclaimRequest] = {}
-        """By job."""
+        """Requests by job."""
 
     def _restore(self, job: str, extra: int | None, deadline: float) -> None:
-        """Undo a request: let a job keep `extra` again until `deadline`; None: it is asked for nothing."""
+        """Undo a request: restore its `extra` and `deadline`; None: delete it."""
         if extra is None:
             del self.made[job]
         else:
             self.made[job].extra, self.made[job].deadline = extra, deadline
 
     def kept(self, job: JobFacts) -> int:
-        """Return how many extra workers a job keeps."""
+        """Return the number of extra workers that a job keeps."""
         made = self.made.get(job.key)
         return job.extra if made is None else made.extra
 
     def is_out(self, extra_worker: ExtraWorker) -> bool:
-        """Return whether an extra worker is asked back."""
+        """Return whether the reclaim of an extra worker is requested."""
         made = self.made.get(extra_worker.job.key)
         return made is not None and extra_worker.worker.index >= made.extra
 
     def ask(self, extra_worker: ExtraWorker, reason: Reason, by: float | None) -> None:
-        """Ask for one and those of its job with higher indices, after the job's notice, or earlier: `by` a time."""
+        """Request an extra worker and those of its job with higher indices, after the job's notice, or by `by`."""
         job, index = extra_worker.job, extra_worker.worker.index
         deadline = self._now + job.terms.notice_seconds
         if by is not None:
@@ -226,12 +226,12 @@ class ReclaimRequests:
             made.deadline = deadline
 
     def ask_more(self, made: ReclaimRequest, extra_worker: ExtraWorker) -> None:
-        """Do what `ask` does where the job is asked already, and keeps this one; at the deadline that stands."""
+        """Extend the request to a job, which keeps this extra worker so far, without a change of its deadline."""
         self._log.append((self._number, made.job.key, made.extra, made.deadline))
         made.extra = extra_worker.worker.index
 
     def notices(self) -> list[NoticeReclaim]:
-        """Return the notice for each job that must give back workers and has none yet."""
+        """Return the notice for each job that must give back workers and has no pending one."""
         return [
             NoticeReclaim(job=made.job.key, extra=made.extra, deadline=made.deadline, reason=made.reason)
             for made in self.made.values()

@@ -1,4 +1,4 @@
-"""The extra workers that can be reclaimed, in the order in which that is done."""
+"""Search for extra workers to reclaim, in reclaim order."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from espalier_operator.reclaim.extra_workers import (
 )
 
 MayTake = Callable[[JobFacts, int], bool]
-"""Takes a holder, and how many extra workers would be left to it. The search ends where it returns False."""
+"""Function of a holder and its remaining extra workers. The search ends where it returns False."""
 
 
 class ReclaimQueue:
     """Reclaims as few extra workers as needed, in reverse order of lending rank, within a job from the highest index.
 
-    A job with a pending reclaim gets no second notice: its remaining workers can be reclaimed once that has ended.
+    A job with a pending reclaim gets no second notice: its remaining workers can be reclaimed once the first has ended.
     """
 
     def __init__(
@@ -39,34 +39,34 @@ class ReclaimQueue:
         order: LendingOrder,
         now: float,
     ) -> None:
-        """Take the running jobs and their live or promised extra workers; those named in `leaving` are excluded.
+        """Take the running jobs and their live or promised extra workers; workers named in `leaving` are excluded.
 
-        What they give back is counted in `capacity`, and all that is asked is written to its transaction.
+        Reclaimed resources are counted in `capacity`, and requests are written to its transaction.
         """
         self._capacity, self._log = capacity, capacity.transaction.log
         self._number = capacity.transaction.undone_by(ReclaimOrder.rewind)
         self._futile: set[tuple[NodePool, int]] = set()
-        """(Node pool, GPUs) for which a wish found nothing that it may take; nor will one that comes later."""
+        """(Node pool, GPUs) of failed requests with `may_take`: a later one fails too."""
         self.surplus = 0
-        """How often a reclaim gave more back than was needed."""
+        """Number of reclaims that gave back more than was needed."""
         self._extra_workers, self._order = ExtraWorkers(jobs, extras, leaving), order
         self._now, self._reclaim_requests = now, ReclaimRequests(now, capacity.transaction)
 
     @cached_property
     def _lines(self) -> Mapping[str, ReclaimOrder]:
-        """By type of GPU; made when first asked for, as more extra workers are known then."""
+        """Reclaim order by type of GPU; made on first use, as more extra workers are known then."""
         return self._extra_workers.lines(self._order, self._now)
 
     def is_asked(self, job: str) -> bool:
-        """Return whether `job` must give back workers in this tick."""
+        """Return whether this plan requests workers of `job`."""
         return job in self._reclaim_requests.made
 
     def is_vain(self, node_pool: NodePool, gpus: int) -> bool:
-        """Return whether a wish for `gpus` of one node of `node_pool` has found none, nor will one that comes later."""
+        """Return whether a request for `gpus` of one node of `node_pool` has failed, so that later ones fail too."""
         return (node_pool, gpus) in self._futile
 
     def extra_workers(self) -> Mapping[str, ResourceVector]:
-        """Return by node what can still be reclaimed."""
+        """Return the resources by node that can still be reclaimed."""
         return self._extra_workers.by_node(self._reclaim_requests.kept)
 
     def cover(
@@ -76,14 +76,14 @@ class ReclaimQueue:
         may_take: MayTake | None = None,
         spared: Callable[[JobFacts], bool] | None = None,
     ) -> Supply:
-        """Reclaim as little as frees `gpus` on one node of `node_pool`, and reserve them; nothing if they cannot be
-        had.
+        """Reclaim the least that frees `gpus` on one node of `node_pool`, and reserve them; nothing if that is
+        impossible.
 
-        To be called where no node of `node_pool` has them without that: only the nodes of reclaimed workers are looked
-        at. The reclaimed GPUs may instead go to a worker for which GPUs that are free now were reserved; then `gpus`
-        are handed out at once. `may_take(holder, extra workers left to it)` ends the search when it returns False;
-        `spared` skips a holder. Calls with `may_take` come in the policy's order of lending: what was in vain is not
-        tried again before the reclaims of others change something.
+        Call it where no node of `node_pool` has them otherwise: only the nodes of reclaimed workers are examined. The
+        reclaimed GPUs may instead go to a worker for which free GPUs were reserved; then `gpus` are handed out at once.
+        `may_take(holder, extra workers left to it)` ends the search when it returns False; `spared` skips a holder.
+        Calls with `may_take` come in the policy's order of lending: a failed request is not repeated before other
+        reclaims change something.
         """
         if may_take is not None and (node_pool, gpus) in self._futile:
             return Supply.NEVER
@@ -93,17 +93,17 @@ class ReclaimQueue:
         return supply
 
     def cover_some(self, node_pool: NodePool, gpus: int, workers: int) -> tuple[Supply, int]:
-        """Do so for each of as many of `workers` as take all that is given back for them.
+        """Do the same for successive `workers`, until a reclaim leaves something over.
 
-        Return when the last of them has its GPUs, and for how many that was done, one that leaves something included.
-        What it leaves may be enough for the next. NEVER: there are not enough for all.
+        Return when the last of them has its GPUs, and the number served, including the one with a remainder, which may
+        be enough for the next. NEVER: there are not enough for all.
         """
         return self._cover(node_pool, gpus, workers, None, None)
 
     def _swap(self, swap: Swap, line: ReclaimOrder, gpus: int, workers: int) -> int:
-        """Serve as many of `workers` as the extra workers at the head of the line can, one each, as `_cover` would.
+        """Serve as many of `workers` as possible from the head of the order, one extra worker each, like `_cover`.
 
-        Thousands of extra workers go back in a plan, nearly all of them like this. `swap` is that of the capacity.
+        A plan may reclaim thousands of extra workers, nearly all of them here. `swap` is `Capacity.swapping`'s.
         """
         made, is_out, below = self._reclaim_requests.made, self._reclaim_requests.is_out, self._extra_workers.below
         for served in range(workers):
@@ -113,7 +113,7 @@ class ReclaimQueue:
             taken = made.get(extra_worker.job.key)
             if (
                 taken is not None and extra_worker.worker.index >= taken.extra
-            ):  # the job has given this one: it gives another
+            ):  # this one is requested already: take the job's next
                 extra_worker = below(extra_worker.job.key, taken.extra)
             if extra_worker is None or not self._swap_one(swap, extra_worker, taken, gpus):
                 return served
@@ -123,9 +123,9 @@ class ReclaimQueue:
         return workers
 
     def _swap_one(self, swap: Swap, extra_worker: ExtraWorker, taken: ReclaimRequest | None, gpus: int) -> bool:
-        """Ask for an extra worker where a worker of `gpus` takes its GPUs; return whether that is so.
+        """Request an extra worker if a worker of `gpus` takes exactly its GPUs; return whether it was requested.
 
-        `taken` is what its job is asked for already.
+        `taken` is the earlier request to its job.
         """
         worker = extra_worker.worker
         swapped = swap(worker.node or "", extra_worker.resources.requests) if worker.gpus == gpus else None
@@ -149,7 +149,7 @@ class ReclaimQueue:
         may_take: MayTake | None,
         spared: Callable[[JobFacts], bool] | None,
     ) -> tuple[Supply, int]:
-        """Do what `cover_some` does; undoing that rewinds the order of reclaim."""
+        """Implement `cover_some`; undoing it rewinds the reclaim order."""
         line = self._lines.get(node_pool.gpu_type)
         if line is None:
             return Supply.NEVER, 0
@@ -171,7 +171,7 @@ class ReclaimQueue:
         capacity, supply = self._capacity, Supply.NOW
         reclaim_candidates = partial(in_turn, line, self._extra_workers, self._reclaim_requests.made, may_take)
         search, tried, found, begin = reclaim_candidates(), list[ExtraWorker](), dict[str, ResourceVector](), line.first
-        """By node: what those tried hold of it."""
+        """`found`: resources held by `tried`, by node."""
         takes_all, served, swap = may_take is None and spared is None, 0, capacity.swapping(node_pool, gpus)
         while served < workers:
             if takes_all and not tried:
@@ -218,7 +218,7 @@ class ReclaimQueue:
                     capacity.expect(each.worker.node, each.worker.gpus, each.resources.requests)
                 return min(supply, capacity.hold_at(node_pool, node, gpus)), served
             supply = min(supply, capacity.exchange(node_pool, node, gpus, extra_worker.resources.requests))
-            if line.first != begin:  # others are next in the order of reclaim
+            if line.first != begin:  # others are next in the reclaim order
                 search, tried, found, begin = reclaim_candidates(), [], {}, line.first
             else:  # the search would fail for the same ones as before up to this one: no node has more than it had
                 tried.pop()
@@ -226,9 +226,9 @@ class ReclaimQueue:
         return supply, workers
 
     def leave_node(self, node: str, gpus: int, by: float | None) -> None:
-        """Reclaim lent workers on `node` until `gpus` of it are given back: these GPUs depart at `by`.
+        """Reclaim extra workers on `node` until `gpus` of it, which depart at `by`, are given back.
 
-        First those that are known to use GPUs that have failed.
+        Workers known to use failed GPUs come first.
         """
         there = (
             [extra_worker for line in self._lines.values() for extra_worker in line if extra_worker.worker.node == node]
@@ -245,7 +245,7 @@ class ReclaimQueue:
                 self._reclaim_requests.ask(extra_worker, Reason.GPU_LOST, by)
 
     def lent_in_namespace(self, key: str, lacks: Mapping[str, int]) -> list[ExtraWorker] | None:
-        """Return as few extra workers in the namespace of the job `key` as request what it `lacks`, by resource.
+        """Return extra workers in the namespace of the job `key` that together request the amounts that it `lacks`.
 
         None where there are not enough.
         """
@@ -271,7 +271,7 @@ class ReclaimQueue:
         return None if any(amount > 0 for amount in missing.values()) else found
 
     def ask_back(self, extra_workers: Iterable[ExtraWorker]) -> None:
-        """Reclaim these extra workers, whoever gets their GPUs."""
+        """Reclaim these extra workers, without reserving their GPUs."""
         for extra_worker in extra_workers:
             self._capacity.expect(extra_worker.worker.node, extra_worker.worker.gpus, extra_worker.resources.requests)
             self._reclaim_requests.ask(extra_worker, Reason.NEEDED_BY_OTHER_JOB, None)
@@ -289,9 +289,9 @@ class ReclaimQueue:
         return [other for other in above if not self._reclaim_requests.is_out(other)]
 
     def _ask_for(self, tried: list[ExtraWorker], node: str) -> tuple[list[ExtraWorker], bool]:
-        """Of `tried`, reclaim those on `node` and those that must leave before them.
+        """Reclaim the extra workers of `tried` on `node`, and those that must leave before them.
 
-        Return those, and whether all their holders were asked for something before.
+        Return these, and whether all their holders had requests before.
         """
         if len(tried) == 1:
             known = tried[0].job.key in self._reclaim_requests.made
@@ -311,7 +311,7 @@ class ReclaimQueue:
 
 
 def _is_even(capacity: Capacity, asked: Sequence[ExtraWorker], node_pool: NodePool, gpus: int) -> bool:
-    """Return whether a worker of `gpus` takes all that `asked` give back: nothing is left that others could use."""
+    """Return whether a worker of `gpus` takes all that `asked` give back, with nothing left for others."""
     if len(asked) != 1 or asked[0].worker.gpus != gpus:
         return False
     same = asked[0].job.terms.constraints.requests == node_pool.requests
@@ -324,12 +324,10 @@ def in_turn(
     """Yield candidates for reclaim.
 
     Where one extra worker is not enough, its holder's other extra workers follow directly: a worker of many GPUs thus
-    takes from as few jobs as possible. What a job is asked for already, as `made` says, is left out.
+    takes from as few jobs as possible. Extra workers requested already in `made` are left out.
     """
     seen, at = set[str](), line.first
-    run = (
-        at  # where the extra workers begin, up to `at`, whose holders are asked for all: no search need read them again
-    )
+    run = at  # start of the entries, up to `at`, whose holders must give back all: no search need read them again
     while True:
         beyond = line.beyond.get(at)
         if beyond is not None:

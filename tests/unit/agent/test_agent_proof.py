@@ -167,7 +167,7 @@ def test_advice_is_for_the_leader_of_the_job_or_for_now_whoever_shows_no_token(
             caplog.clear()
             answers = call(app, [("POST", "/v1/advice", {"json": question, "headers": headers})] * 3)
             assert {answer.status_code for answer in answers} == {status}
-            warned = [each.message for each in caplog.records if "without authentication" in each.message]
+            warned = [each.message for each in caplog.records if "without proof" in each.message]
             assert len(warned) == (status == 200 != refused), "once for each job"
             assert all(MINE.key in each and "the next release refuses" in each for each in warned)
 

@@ -33,7 +33,7 @@ QUICK: Final = Retries(deadline=3.0, tries=1)
 Command = Callable[..., Any]
 _DECISIVE = (
     *("controller_name", "gpu_resource", "other_gpu_resources", "gpu_type_label", "rack_label", "tolerated_taints"),
-    *("departing_nodes", "fair_share_half_life_seconds", "aging_seconds", "kueue"),
+    *("departing_nodes", "fair_share_half_life_seconds", "aging_seconds", "kueue", "kueue_extra_workers"),
 )
 """The operator's settings that affect a plan, in the form of its command line."""
 

@@ -250,7 +250,7 @@ class KubeBackend:
         self._pace.share(sum(job.state.active for job in self.jobs.values()))
         for job in self.jobs.values():
             refusal = plan.refusals.get(job.key)
-            job.refuse(None if refusal is None else refusal.reason)
+            job.refuse(*((None,) if refusal is None else (refusal.reason, refusal.workers)))
             job.place(plan.placements.get(job.key, NOWHERE))
             self._queue_if_due(job, now)
         for uid, trying in self._deleted.items():

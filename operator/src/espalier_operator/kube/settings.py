@@ -112,6 +112,9 @@ class KubeSettings:
     kueue: bool = False
     """Let Kueue admit jobs with its label kueue.x-k8s.io/queue-name, by a Workload each. Needs the rights to list and
     watch workloads and resourceflavors, and to create and delete workloads."""
+    kueue_extra_workers: bool = False
+    """With `kueue`: let it also admit the extra workers of such jobs, by a Workload each, of the lowest priority.
+    Otherwise they use GPUs that no quota counts, and are given back for whatever waits."""
     watch_namespaces: tuple[str, ...] = ()
     """Namespaces whose jobs are managed; empty: all."""
     grace_seconds: float = 10.0

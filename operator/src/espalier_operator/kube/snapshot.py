@@ -92,7 +92,7 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
     namespaces = {ref.namespace for ref in own}
     workers: list[Worker] = [worker for job, _ in planned for worker in job.workers]
     workers += store.foreign_workers.values()
-    workers += store.queued()
+    workers += store.queued({job.ref for job, facts in planned if facts.admitted_at is not None})
     for ref, pods in store.pods_by_job.items():
         if ref not in own:
             found = (foreign_worker(pod) for pod in pods.values())

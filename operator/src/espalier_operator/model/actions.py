@@ -120,6 +120,8 @@ class Refusal:
     reason: Reason
     starts_by: float | None = None
     """Latest start by the job's reservation if other jobs end with their budgets; None without a reservation."""
+    workers: int = 0
+    """Extra workers that it could be lent at once, were they admitted (`ExternalAdmission.extra`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,10 @@ class ExternalAdmission:
     """It has taken back what it had admitted. While it says nothing, a job that runs keeps what it has."""
     message: str = ""
     """Its own words."""
+    extra: int | None = None
+    """Extra workers that it has admitted; None: they are not its business."""
+    extra_withdrawn: int = 0
+    """Extra workers of which it has taken that back."""
 
     def refusal(self, claim: Claim) -> Reason | None:
         """Return that it has not admitted the job, or is about to take that back."""

@@ -132,11 +132,16 @@ class Claims:
     def serve_queued(self) -> None:
         """Keep GPUs, free or lent, for workloads that a queueing system is to admit, where all their pods get some.
 
-        Whatever it waits for, a quota or nodes: GPUs that are lent may be what it counts.
+        Whatever it waits for, a quota or nodes: GPUs that are lent may be what it counts. Where they are free, and it
+        waits all the same, extra workers that have their quota of the same system give it back.
         """
         for queued in self._cycle.worker_index.queued:
             for node_pool in self._cycle.places.node_pools(queued.gpu_type, queued.constraints):
-                if self._cycle.pool.await_gang(node_pool, queued.gpus, queued.queued) is not Supply.NEVER:
+                supply = self._cycle.pool.await_gang(node_pool, queued.gpus, queued.queued)
+                if supply is Supply.NOW:
+                    for _ in range(queued.queued):
+                        self._cycle.reclaims.cover(node_pool, queued.gpus, spared=_holds_no_quota)
+                if supply is not Supply.NEVER:
                     break
 
     def _claim(self, job: JobFacts) -> Supply:
@@ -212,3 +217,8 @@ class Claims:
             self._record.act(Replace(job=job.key, workers=pinned, pinned=False, reason=Reason.UNSCHEDULABLE))
         else:
             self._record.act(Requeue(job=job.key, reason=reason, message=job.last_failure))
+
+
+def _holds_no_quota(holder: JobFacts) -> bool:
+    """Return whether no other system's quota counts the extra workers of a job."""
+    return holder.external is None or holder.external.extra is None

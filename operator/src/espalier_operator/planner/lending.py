@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Container
+from itertools import takewhile
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Supply
@@ -32,6 +33,14 @@ class Lending:
             if not isinstance(most, Reason):
                 allowed = self._cycle.order.most_extra(job) - job.extra
                 most = min(most, allowed) if allowed > 0 else Reason.HELD_BY_POLICY
+            quota = None if job.external is None else job.external.extra
+            if quota is not None and not isinstance(most, Reason):
+                if quota <= job.extra:
+                    workers = self._free_for(job, most)
+                    reason = Reason.WAITING_FOR_KUEUE if workers else Reason.NO_FREE_GPU
+                    self._record.refuse(job, reason, workers=workers)
+                    continue
+                most = min(most, quota - job.extra)
             if isinstance(most, Reason):
                 self._record.refuse(job, most)
                 if (again := lendable_at(job, most)) is not None:
@@ -70,6 +79,12 @@ class Lending:
         self._record.actions += [GrantExtra(job=key, extra=extra) for key, extra in granted.items()]
         for key in granted:
             self._record.refusals.pop(key, None)
+
+    def _free_for(self, job: JobFacts, most: int) -> int:
+        """Return for how many more extra workers of a job, at most `most`, GPUs are free."""
+        with self._cycle.transaction.trial():
+            supplies = (self._supply_extra(job, job.extra + more, ()) is Supply.NOW for more in range(most))
+            return sum(takewhile(bool, supplies))
 
     def _supply_extra(self, job: JobFacts, extra: int, granted: Container[str]) -> Supply:
         """Get GPUs for one more than `extra` workers: free ones, or reclaimed ones where the policy allows it.

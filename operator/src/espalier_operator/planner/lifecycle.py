@@ -252,9 +252,9 @@ class PlanBuilder:
         """Return whether a job is stopped, by an earlier plan or this one: it has time to end in order."""
         return job.stopping is not None or job.key in self._stopped
 
-    def refuse(self, job: JobFacts, reason: Reason, *, starts_by: float | None = None) -> None:
+    def refuse(self, job: JobFacts, reason: Reason, *, starts_by: float | None = None, workers: int = 0) -> None:
         """Say why the job gets nothing (more)."""
-        self.refusals[job.key] = Refusal(job=job.key, reason=reason, starts_by=starts_by)
+        self.refusals[job.key] = Refusal(job=job.key, reason=reason, starts_by=starts_by, workers=workers)
 
     def wake(self, time: float | None) -> None:
         """Plan again at `time` at the latest; None: at no certain time."""
@@ -302,6 +302,9 @@ class JobLimits:
                 self._record.wake(job.reclaim.deadline)
             return job.reclaim.extra
         allowed, limit = most_extra(job.terms)
+        withdrawn = 0 if job.external is None else job.external.extra_withdrawn
+        if withdrawn and job.extra - withdrawn < allowed:
+            allowed, limit = max(0, job.extra - withdrawn), Reason.EVICTED_BY_KUEUE
         if job.extra > allowed and not self._record.is_stopped(job):
             deadline = self._now + job.terms.notice_seconds
             self._record.act(NoticeReclaim(job=job.key, extra=allowed, deadline=deadline, reason=limit))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,15 +38,15 @@ SPEC = {
 class Life:
     """A cluster, a Kueue and an operator."""
 
-    def __init__(self, runner: asyncio.Runner) -> None:
-        self.world, self._runner = Kubernetes(), runner
+    def __init__(self, runner: asyncio.Runner, settings: KubeSettings = SETTINGS) -> None:
+        self.world, self._runner, self._settings = Kubernetes(), runner, settings
         self.kueue = Kueue(self.world)
         self.operator = self.next_operator()
         self.on_step: Callable[[], None] = lambda: None
 
     def next_operator(self) -> LiveOperator:
         rules = Rules(stop_grace_seconds=10)
-        return LiveOperator(self.world, FairPolicy(), SETTINGS, rules, self._runner, KINDS_WITH_KUEUE)
+        return LiveOperator(self.world, FairPolicy(), self._settings, rules, self._runner, KINDS_WITH_KUEUE)
 
     def restart_operator(self) -> None:
         self.operator.close()
@@ -317,3 +318,56 @@ def test_nothing_is_given_back_for_a_workload_that_is_never_admitted(
     life.kueue.say(never, "QuotaReserved", False, message, reason)
     life.live(20)
     assert life.status().scheduling.extra == 1
+
+
+@pytest.fixture
+def admitting_extras() -> Iterator[Life]:
+    with asyncio.Runner() as runner:
+        one = Life(runner, replace(SETTINGS, kueue_extra_workers=True))
+        yield one
+        one.operator.close()
+
+
+def test_extra_workers_are_lent_as_far_as_kueue_admits_them_and_given_back_one_by_one(admitting_extras: Life) -> None:
+    life = admitting_extras
+    life.world.add_node("node", gpus=4)
+    life.kueue.add_flavor("any", gpus=3)
+    life.submit(maxReplicas=4)
+    most: list[int] = []
+    life.on_step = lambda: most.append(len(life.pods("extra")) + len(life.pods()))
+    life.until(lambda: life.status().scheduling.extra == 2)
+    life.live(10)
+    extras = [key for key in life.world.workloads if "-extra-" in key and life.kueue.holds(key, "Admitted")]
+    assert len(extras) == len(life.pods("extra")) == 2
+    assert len(life.world.workloads) == 4, "one waits for quota, as there is a free GPU"
+    assert max(most) == 3
+    assert all(life.world.workloads[key]["spec"]["priority"] == -(2**31) for key in extras)
+
+    life.kueue.evict(extras[0])
+    life.until(lambda: extras[0] not in life.world.workloads)
+    assert life.status().preemptions == 0, "with notice"
+    life.until(lambda: life.status().scheduling.extra == 2)
+
+    stranger = life.kueue.add_stranger("stranger", count=2, priority=-5)
+    life.until(lambda: life.kueue.holds(stranger, "Admitted"))
+    assert life.runs()
+    life.world.change_spec("ns/job", suspend=True)
+    life.until(lambda: [*life.world.workloads] == [stranger])
+
+
+def test_extra_workers_stay_while_kueue_is_away(admitting_extras: Life) -> None:
+    life = admitting_extras
+    life.world.add_node("node", gpus=2)
+    life.kueue.add_flavor("any", gpus=2)
+    life.submit(maxReplicas=2)
+    life.until(lambda: life.status().scheduling.extra == 1)
+    life.kueue.away = True
+    for key in [*life.world.workloads]:
+        life.world.delete_workload(key)
+    life.restart_operator()
+    life.live(30)
+    assert life.status().scheduling.extra == 1
+    life.kueue.away = False
+    life.live(5)
+    assert all(life.kueue.holds(key, "Admitted") for key in life.world.workloads)
+    assert len(life.world.workloads) == 2

@@ -6,8 +6,9 @@ not possible yet (a terminating pod still has the name) is returned at a later o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import count, islice
 
 from espalier_core.files.documents import dumps
 from espalier_core.types.job import ALLOCATION_ANNOTATION, allocation_document
@@ -155,6 +156,32 @@ def workload_steps(
         return
     if not wants or job is None or workload.over or workload.asks != asks_of(job, settings):
         yield DeleteWorkload(workload=workload)
+
+
+def extra_workload_steps(
+    job: KubeJob | None,
+    state: JobState,
+    pods: JobPods,
+    workloads: Collection[Workload],
+    wished: int,
+    settings: KubeSettings,
+) -> Iterator[CreateWorkload | DeleteWorkload]:
+    """Return what to do about those of extra workers: one for each that is lent, or that is `wished` in addition."""
+    wants = job is not None and bool(job.local_queue) and state.active and settings.kueue_extra_workers
+    wanted = state.extra + (0 if state.ending or state.reclaim is not None else wished) if wants else 0
+    live = sum(not pod.ended for pod in (*pods.extra, *pods.rest) if pod.role is WorkerRole.EXTRA)
+    spare = max(0, len(workloads) - max(live, state.extra))
+    # What Kueue takes back goes first, and even where another one is wished for in its place.
+    ranked = sorted(workloads, key=lambda each: (not each.over, each.admitted, -(each.extra or 0)))
+    excess = len(workloads) - wanted
+    for place, each in enumerate(ranked[:spare]):
+        if (each.over or place < excess) and not each.deleting:
+            yield DeleteWorkload(workload=each)
+    taken = {each.extra for each in workloads}
+    free = (index for index in count() if index not in taken)
+    for index in islice(free, max(0, -excess)):
+        if job is not None:
+            yield CreateWorkload(manifest=workload_of(job, settings, extra=index))
 
 
 def _superseded(pods: JobPods, state: JobState) -> Iterator[Step]:

@@ -28,6 +28,7 @@ from espalier_operator.kube.apply.steps import (
     DeletePod,
     DeleteWorkload,
     Step,
+    extra_workload_steps,
     steps,
     workload_steps,
 )
@@ -93,8 +94,12 @@ class JobWriter:
 
         if self._settings.kueue and not job.asking.holds(now):
             # 2. Ask Kueue for quota, or give it back.
-            active = not job.is_deactivated
-            if asked := list(workload_steps(job.job, state, pods, job.workload, self._settings, active)):
+            active, extras = not job.is_deactivated, [each for each in job.workloads if each.extra is not None]
+            asked = [
+                *workload_steps(job.job, state, pods, job.workload, self._settings, active),
+                *extra_workload_steps(job.job, state, pods, extras, job.wished, self._settings),
+            ]
+            if asked:
                 await self._attempt(job, job.asking, self._ask(job, asked))
 
         if job.job is not None and not job.doing.holds(now):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from espalier_operator.model.queues import ExternalAdmission
 ASKS: Final = f"{GROUP}/asks"
 """The annotation of a Workload with a digest of what its job asked for when it was made."""
 NO_KUEUE: Final = f"the API server has no Workloads of {WORKLOADS.group}/{WORKLOADS.version}: Kueue is away, or too old"
+_LOWEST: Final = -(2**31)
 _POD_SET: Final = "main"
 _SCHEDULED: Final = (
     *("nodeSelector", "affinity", "tolerations", "overhead", "runtimeClassName", "resources", "resourceClaims"),
@@ -70,6 +71,8 @@ class Workload:
     owner: JobRef | None
     """The job that it claims as its own."""
     asks: Asks
+    extra: int | None
+    """Which of the Workloads of extra workers it is; None: that of the base workers."""
     deleting: bool
     active: bool
     admitted: bool
@@ -109,6 +112,8 @@ def parse_workload(raw: Raw, settings: KubeSettings) -> Workload | None:
     pending = active and not (admitted or over or deleting) and not (refused and hopeless)
     if owner is None and not pending:
         return None
+    index = text(raw, "metadata", "labels", names.INDEX_LABEL)
+    extra = int(index) if owner is not None and index.isdecimal() else None
     assigned = next(entries(status, "admission", "podSetAssignments"), {})
     return Workload(
         key=key_of(raw),
@@ -116,6 +121,7 @@ def parse_workload(raw: Raw, settings: KubeSettings) -> Workload | None:
         version=int(text(raw, "metadata", "resourceVersion") or 0),
         owner=owner,
         asks=Asks(_quota(spec, settings), text(raw, "metadata", "annotations", ASKS)),
+        extra=extra,
         deleting=deleting,
         active=active,
         admitted=admitted,
@@ -126,7 +132,7 @@ def parse_workload(raw: Raw, settings: KubeSettings) -> Workload | None:
         updates=tuple(
             update for check in entries(status, "admissionChecks") for update in entries(check, "podSetUpdates")
         ),
-        waits=tuple(_waiting(raw, settings)) if pending else (),
+        waits=tuple(_waiting(raw, settings)) if pending and extra is None else (),
     )
 
 
@@ -189,6 +195,17 @@ def admission_by(
     return ExternalAdmission(admitted=admitted, withdrawn=workload.lost, message=workload.message or silent)
 
 
+def extras_by(workloads: Collection[Workload], extra: int) -> tuple[int, int]:
+    """Return how many extra workers of a job Kueue has admitted, and of how many of the `extra` it has taken that back.
+
+    Nothing more is admitted until it has said something of each: what is lent at once is announced at once.
+    """
+    admitted = sum(each.admitted and not each.deleting for each in workloads)
+    lost = sum(each.lost for each in workloads)
+    said = all(each.admitted or each.lost for each in workloads)
+    return admitted if said else min(admitted, extra), max(0, lost - max(0, len(workloads) - extra))
+
+
 def assignment_of(workload: Workload, flavors: Mapping[str, Flavor]) -> Assignment:
     """Return what Kueue adds to the pods of a job whose Workload it has admitted."""
     known = [flavors[name] for name in sorted(workload.flavors) if name in flavors]
@@ -202,13 +219,16 @@ def assignment_of(workload: Workload, flavors: Mapping[str, Flavor]) -> Assignme
     )
 
 
-def workload_of(job: KubeJob, settings: KubeSettings, *, active: bool = True) -> Manifest:
-    """Return the Workload of a job's base workers.
+def workload_of(job: KubeJob, settings: KubeSettings, *, active: bool = True, extra: int | None = None) -> Manifest:
+    """Return the Workload of a job's base workers, or of one of its extra workers.
 
     Of one that runs, whose Workload is gone, with the labels of nodes that it was assigned, so that it gets them again.
     """
     spec = _asked(job, settings)
-    named = metadata(job, names.workload_name(job.name, job.uid))
+    named = metadata(job, names.workload_name(job.name, job.uid, extra))
+    if extra is not None:
+        named["labels"][names.INDEX_LABEL] = str(extra)
+        spec["priority"], spec["podSets"][0]["count"] = _LOWEST, 1
     named["annotations"] = {ASKS: asks_of(job, settings).digest}
     labels = job.assigned.node_labels if job.assigned is not None else {}
     if labels:

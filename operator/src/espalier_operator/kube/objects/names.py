@@ -86,9 +86,9 @@ def secret_name(job: str, uid: str) -> str:
     return f"{job}-workers-{uid}"
 
 
-def workload_name(job: str, uid: str) -> str:
-    """Return the name of the Workload of the job's base workers, in its namespace."""
-    return f"{job}-base-{uid}"
+def workload_name(job: str, uid: str, extra: int | None = None) -> str:
+    """Return the name of the Workload of the job's base workers, or of one of its extra workers."""
+    return f"{job}-base-{uid}" if extra is None else f"{job}-extra-{extra}-{uid}"
 
 
 def network_policy_name(job: str) -> str:

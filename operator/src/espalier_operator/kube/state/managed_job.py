@@ -21,7 +21,7 @@ from espalier_operator.job.view import Trouble, facts_of, held_by, memory_of, pr
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import StartTrouble, told
 from espalier_operator.kube.objects.jobs import Assignment, InvalidJob, KubeJob, assigned_to
-from espalier_operator.kube.objects.kueue import Asks, Workload, admission_by, asks_of, assignment_of
+from espalier_operator.kube.objects.kueue import Asks, Workload, admission_by, asks_of, assignment_of, extras_by
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import (
@@ -80,6 +80,8 @@ class ManagedJob(WorkItem):
         """What was read of it, if it is a program."""
         self.refusal: Reason | None = None
         """Why the last plan granted it no (more) GPUs."""
+        self.wished = 0
+        """Extra workers that Kueue is asked to admit, beyond those that it is lent."""
         self.rejected: Trouble | None = None
         """The API server's last answer about its base workers' pods."""
         self.extra_rejected: Trouble | None = None
@@ -262,7 +264,12 @@ class ManagedJob(WorkItem):
     @property
     def workload(self) -> Workload | None:
         """The Workload by which Kueue admits it."""
-        return self._store.workload_of(self.ref) if self._settings.kueue else None
+        return next((each for each in self.workloads if each.extra is None), None)
+
+    @property
+    def workloads(self) -> list[Workload]:
+        """That one, and those of its extra workers."""
+        return self._store.workloads_of(self.ref) if self._settings.kueue else []
 
     def miss_workload(self, why: str) -> None:
         """Record why its Workload cannot be made; empty: it could."""
@@ -274,7 +281,11 @@ class ManagedJob(WorkItem):
     def _admission(self) -> ExternalAdmission | None:
         if self._asks is None:
             return self.recorded_admission
-        return admission_by(self.workload, self._asks, self._store.flavors.mapping(), self._missing)
+        found = admission_by(self.workload, self._asks, self._store.flavors.mapping(), self._missing)
+        if not self._settings.kueue_extra_workers:
+            return found
+        extra, withdrawn = extras_by([each for each in self.workloads if each.extra is not None], self.state.extra)
+        return replace(found, extra=extra, extra_withdrawn=withdrawn)
 
     def act(self, action: Action) -> None:
         """Apply a decision to the state. The budgets are first counted up to the last observation."""
@@ -289,10 +300,10 @@ class ManagedJob(WorkItem):
                 self.extra_rejected = None
             self.mark_dirty(PendingChanges.PODS, FlushPriority.CHANGES)
 
-    def refuse(self, reason: Reason | None) -> None:
-        """Record why the plan granted it no (more) GPUs."""
-        if reason is not self.refusal:
-            self.refusal = reason
+    def refuse(self, reason: Reason | None, workers: int = 0) -> None:
+        """Record why the plan granted it no (more) GPUs, and how many extra workers are to be admitted for that."""
+        if (reason, workers) != (self.refusal, self.wished):
+            self.refusal, self.wished = reason, workers
             self.mark_dirty(PendingChanges.NONE, FlushPriority.CHANGES)
 
     def place(self, placement: Placement) -> None:

@@ -6,8 +6,10 @@ state of the cluster is unknown (`Store.unknown`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from espalier_core.k8s import resources
@@ -22,7 +24,7 @@ from espalier_operator.kube.objects.queues import QueueObject, parse_queue_objec
 from espalier_operator.kube.reading import mapping
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.devices import ClaimedDevices, Devices
-from espalier_operator.kube.watch.indexer import Indexer
+from espalier_operator.kube.watch.indexer import Indexer, discard
 from espalier_operator.kube.watch.jobs import JobInputs, JobObject, LastReports, PodIndex
 from espalier_operator.kube.watch.nodes import NodeHealth, NodeUsage, UnreachablePods
 from espalier_operator.model import NamespaceLimit, Node, Worker
@@ -74,6 +76,7 @@ class Store:
             lambda raw, _: parse_workload(raw, self._settings), self._workload_changed
         )
         """Those of Kueue that claim a job as their owner, and those of others that wait."""
+        self._workloads_of = defaultdict[JobRef, set[str]](set)
         self.devices = Devices(
             settings, self._devices_changed, self._see_claims, lambda template: self.inputs.template_changed(template)
         )
@@ -200,15 +203,18 @@ class Store:
         jobs = (job for job in self.jobs.values() if mapping(job.status, "scheduling").get("admittedAt"))
         return {int(job.version) for job in jobs if not mapping(job.status).get("completionTime")}
 
-    def workload_of(self, job: JobRef) -> Workload | None:
-        """Return the Workload of a job."""
-        found = self.workloads.get(f"{job.namespace}/{names.workload_name(job.name, job.uid)}")
-        return None if found is None or found.owner != job else found
+    def workloads_of(self, job: JobRef) -> list[Workload]:
+        """Return the Workloads of a job; those of other names are not its own."""
+        found = (self.workloads.get(key) for key in self._workloads_of.get(job, ()))
+        own = (each for each in found if each is not None)
+        name = partial(names.workload_name, job.name, job.uid)
+        return [each for each in own if each.key == f"{job.namespace}/{name(each.extra)}"]
 
-    def queued(self) -> Iterator[Worker]:
-        """Yield the pods of the Workloads that Kueue has not admitted yet."""
+    def queued(self, running: Container[JobRef]) -> Iterator[Worker]:
+        """Yield the pods of the Workloads that Kueue has not admitted yet; those of jobs that run have their GPUs."""
         for workload in self.workloads.values():
-            yield from tolerating(workload.waits, self.flavors.values())
+            if workload.owner is None or workload.owner not in running:
+                yield from tolerating(workload.waits, self.flavors.values())
 
     def pods_of(self, job: JobRef) -> Collection[Pod]:
         """Return the pods of a job."""
@@ -325,6 +331,10 @@ class Store:
     def _workload_changed(self, key: str, before: Workload | None, after: Workload | None) -> None:
         for each in (before, after):
             if each is not None and each.owner is not None:
+                if each is before:
+                    discard(self._workloads_of, each.owner, key)
+                else:
+                    self._workloads_of[each.owner].add(key)
                 self._news(each.owner)
         if (before and before.waits) != (after and after.waits):
             self._announce()

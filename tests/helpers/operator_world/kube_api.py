@@ -113,10 +113,11 @@ class ApiObjects:
         return next(self._versions)
 
     def annotate(self, key: str, uid: str, annotations: Mapping[str, str]) -> None:
-        """Put annotations on a pod."""
-        pod = self._find(self.pods, key, uid)
+        """Put annotations on a pod, or on a Workload."""
+        there = self.pods if key in self.pods else self.workloads
+        pod = self._find(there, key, uid)
         known = pod["metadata"].get("annotations") or {}
-        self.pods[key] = {**pod, "metadata": {**pod["metadata"], "annotations": {**known, **annotations}}}
+        there[key] = {**pod, "metadata": {**pod["metadata"], "annotations": {**known, **annotations}}}
 
     def delete_workload(self, key: str, uid: str | None = None) -> None:
         """Delete a Workload, which is gone at once."""

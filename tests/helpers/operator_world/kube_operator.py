@@ -118,11 +118,9 @@ class Client:
             self.lease_lost = was_lost
 
     async def patch(self, resource: Resource, namespace: str, name: str, uid: str, body: Any) -> Raw | None:
-        """Annotate a pod."""
-        annotations = body["metadata"]["annotations"]
-        return await self._change(
-            f"{namespace}/{name}", "pods", lambda key: self._world.annotate(key, uid, annotations)
-        )
+        """Annotate a pod, or a Workload."""
+        annotations, kind = body["metadata"]["annotations"], "pods" if resource is resources.PODS else "workloads"
+        return await self._change(f"{namespace}/{name}", kind, lambda key: self._world.annotate(key, uid, annotations))
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> Raw | None:
         """Delete a job or a pod."""

@@ -115,6 +115,9 @@ class KubeSettings:
     kueue_extra_workers: bool = False
     """With `kueue`: let it also admit the extra workers of such jobs, by a Workload each, of the lowest priority.
     Otherwise they use GPUs that no quota counts, and are given back for whatever waits."""
+    kueue_priority_boost: bool = False
+    """With `kueue`: have Kueue raise the priority of a running job by 0 to 9, the more work it would lose since
+    its last checkpoint. Needs Kueue's feature gate PriorityBoost, and the right to patch workloads."""
     watch_namespaces: tuple[str, ...] = ()
     """Namespaces whose jobs are managed; empty: all."""
     grace_seconds: float = 10.0

@@ -9,11 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from espalier_core.k8s.errors import Status
 from espalier_core.types.reasons import Reason
 from espalier_core.types.status import Condition, ConditionType, JobPhase, JobStatus, parse_status
 from espalier_operator.kube.client import ApiRefusalError
+from espalier_operator.kube.objects.kueue import boost_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Rules
 from espalier_operator.policies.fair import FairPolicy
@@ -371,3 +374,28 @@ def test_extra_workers_stay_while_kueue_is_away(admitting_extras: Life) -> None:
     life.live(5)
     assert all(life.kueue.holds(key, "Admitted") for key in life.world.workloads)
     assert len(life.world.workloads) == 2
+
+
+def test_kueue_hears_what_a_running_job_would_lose() -> None:
+    with asyncio.Runner() as runner:
+        life = Life(runner, replace(SETTINGS, kueue_priority_boost=True))
+        life.world.add_node("node", gpus=1)
+        life.kueue.add_flavor("any", gpus=1)
+        life.submit(timeBudgetSeconds=1e5)
+        life.until(life.runs)
+
+        def boosts() -> int:
+            annotations = life.world.workloads[life.workload()]["metadata"]["annotations"]
+            return int(annotations.get("kueue.x-k8s.io/priority-boost", 0))
+
+        assert boosts() == 0
+        life.until(lambda: boosts() > 0, 300)
+        life.world.change_spec("ns/job", suspend=True)
+        life.until(lambda: not life.world.workloads)
+        life.operator.close()
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6))
+def test_who_loses_more_is_boosted_no_less(one: float, other: float) -> None:
+    assert 0 <= boost_of(min(one, other)) <= boost_of(max(one, other)) <= 9
+    assert [boost_of(minutes * 60) for minutes in (0, 0.9, 1, 2, 4, 256, 1e4)] == [0, 0, 1, 2, 3, 9, 9]

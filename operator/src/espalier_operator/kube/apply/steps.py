@@ -72,6 +72,15 @@ class DeleteWorkload:
     workload: Workload
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoostWorkload:
+    """Tell Kueue what the job would lose if it were preempted."""
+
+    workload: Workload
+    boost: str
+
+
+KueueStep = CreateWorkload | DeleteWorkload | BoostWorkload
 Step = CreatePod | DeletePod | Annotate | DeleteJob
 
 

@@ -22,11 +22,12 @@ from espalier_operator.clock import Backoff, Clock
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import (
     Annotate,
+    BoostWorkload,
     CreatePod,
     CreateWorkload,
     DeleteJob,
     DeletePod,
-    DeleteWorkload,
+    KueueStep,
     Step,
     extra_workload_steps,
     steps,
@@ -38,7 +39,7 @@ from espalier_operator.kube.metrics.measurements import measurements
 from espalier_operator.kube.metrics.series import owner
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import LONGEST_MESSAGE, EventObject, events
-from espalier_operator.kube.objects.kueue import NO_KUEUE
+from espalier_operator.kube.objects.kueue import BOOST, NO_KUEUE
 from espalier_operator.kube.objects.manifests import owned_objects, worker_secret
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.reports import TOO_LARGE
@@ -95,10 +96,12 @@ class JobWriter:
         if self._settings.kueue and not job.asking.holds(now):
             # 2. Ask Kueue for quota, or give it back.
             active, extras = not job.is_deactivated, [each for each in job.workloads if each.extra is not None]
-            asked = [
+            asked: list[KueueStep] = [
                 *workload_steps(job.job, state, pods, job.workload, self._settings, active),
                 *extra_workload_steps(job.job, state, pods, extras, job.wished, self._settings),
             ]
+            if job.workload is not None and (boost := job.boost) is not None:
+                asked.append(BoostWorkload(workload=job.workload, boost=boost))
             if asked:
                 await self._attempt(job, job.asking, self._ask(job, asked))
 
@@ -225,14 +228,17 @@ class JobWriter:
         for start in range(0, len(creations), PODS_AT_ONCE):
             await _all(*(self._create(job, step.manifest) for step in creations[start : start + PODS_AT_ONCE]))
 
-    async def _ask(self, job: ManagedJob, due: Iterable[CreateWorkload | DeleteWorkload]) -> None:
+    async def _ask(self, job: ManagedJob, due: Iterable[KueueStep]) -> None:
         namespace, *_ = _name(job)
         for step in due:
+            name = "" if isinstance(step, CreateWorkload) else step.workload.key.removeprefix(f"{namespace}/")
             try:
                 if isinstance(step, CreateWorkload):
                     answer = await self._client.create(step.manifest, owner=None)  # its name has the job's UID
+                elif isinstance(step, BoostWorkload):
+                    body = {"metadata": {"annotations": {BOOST: step.boost}}}
+                    answer = await self._client.patch(resources.WORKLOADS, namespace, name, step.workload.uid, body)
                 else:
-                    name = step.workload.key.removeprefix(f"{namespace}/")
                     answer = await self._client.delete(resources.WORKLOADS, namespace, name, step.workload.uid)
             except BackendError as error:
                 missing = isinstance(error, ApiRefusalError) and error.status.is_not_found

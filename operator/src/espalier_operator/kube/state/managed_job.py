@@ -21,7 +21,15 @@ from espalier_operator.job.view import Trouble, facts_of, held_by, memory_of, pr
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import StartTrouble, told
 from espalier_operator.kube.objects.jobs import Assignment, InvalidJob, KubeJob, assigned_to
-from espalier_operator.kube.objects.kueue import Asks, Workload, admission_by, asks_of, assignment_of, extras_by
+from espalier_operator.kube.objects.kueue import (
+    Asks,
+    Workload,
+    admission_by,
+    asks_of,
+    assignment_of,
+    boost_of,
+    extras_by,
+)
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import (
@@ -49,6 +57,7 @@ from espalier_operator.kube.watch.store import Store
 from espalier_operator.model import NOWHERE, JobFacts, Placement, Promise, Worker
 from espalier_operator.model.actions import Action, Admit, GrantExtra, Requeue
 from espalier_operator.model.queues import ExternalAdmission
+from espalier_operator.reclaim.victims import lost_seconds
 
 
 class ManagedJob(WorkItem):
@@ -270,6 +279,14 @@ class ManagedJob(WorkItem):
     def workloads(self) -> list[Workload]:
         """That one, and those of its extra workers."""
         return self._store.workloads_of(self.ref) if self._settings.kueue else []
+
+    @property
+    def boost(self) -> str | None:
+        """What Kueue is to add to its priority while it runs, as it was last looked at; None: it does."""
+        if not self._settings.kueue_priority_boost or self.facts is None or self.workload is None:
+            return None
+        boost = str(boost_of(lost_seconds(self.facts, self.looked_at)) if self.state.active else 0)
+        return None if boost == (self.workload.boost or "0") else boost
 
     def miss_workload(self, why: str) -> None:
         """Record why its Workload cannot be made; empty: it could."""

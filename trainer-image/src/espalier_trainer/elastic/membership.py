@@ -251,7 +251,7 @@ def shares(policy: ElasticBatch, world: int, cursor: int, rows: int, batches: in
     """Return the members' shares of the step that takes `batches` batches of `rows` examples from batch `cursor` on.
 
     `keepGlobal`: they are cut into `world` parts whose sizes differ by one at most. `scaleLinear`: each member takes
-    one batch, the k-th member batch `cursor` + k; near the epoch's end some take none. No example is in two shares.
+    one batch, the k-th member batch `cursor` + k; near the epoch's end some take none. Each example is in one share.
     """
     if policy is ElasticBatch.SCALE_LINEAR:
         return tuple(BatchShare(cursor + member, 0, rows if member < batches else 0) for member in range(world))

@@ -377,7 +377,8 @@ def _is_bound(worker: Worker, key: str, role: WorkerRole) -> bool:
 
 def _base_or_foreign_waits(snapshot: Snapshot, plan: Plan) -> bool:
     """Return whether base workers or others wait for GPUs, or will: those of a job that moves."""
-    moves = any(isinstance(action, Stop) and action.reason is Reason.PREEMPTED_BY_POLICY for action in plan.actions)
+    stops = [*(a for a in plan.actions if isinstance(a, Stop)), *(job.stopping for job in snapshot.jobs if job.stopping)]
+    moves = any(stop.reason is Reason.PREEMPTED_BY_POLICY for stop in stops)
     foreign = any(w.role is WorkerRole.FOREIGN and w.node is None for w in snapshot.workers)
     waiting = any(job.admitted_at is None and not job.finished and not job.terms.suspend for job in snapshot.jobs)
     missing = any(

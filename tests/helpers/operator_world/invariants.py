@@ -236,7 +236,9 @@ def _quotas_hold(snapshot: Snapshot, plan: Plan, jobs: Mapping[str, JobFacts]) -
         if refusal.reason is Reason.QUOTA_EXCEEDED:
             # One that was told by when it starts keeps its quota.
             kept = [each for each in plan.refusals.values() if each.starts_by is not None]
-            others = [*kept, *(each for each in plan.refusals.values() if each.reason is Reason.QUOTA_EXCEEDED)]
+            # So does one for whom others leave its namespace's ResourceQuota.
+            waits = (Reason.QUOTA_EXCEEDED, Reason.RESOURCE_QUOTA_EXCEEDED)
+            others = [*kept, *(each for each in plan.refusals.values() if each.reason in waits)]
             alone = len(others) == 1 and queues[job.terms.queue].cohort is None
             free = [
                 quota
@@ -377,7 +379,8 @@ def _is_bound(worker: Worker, key: str, role: WorkerRole) -> bool:
 
 def _base_or_foreign_waits(snapshot: Snapshot, plan: Plan) -> bool:
     """Return whether base workers or others wait for GPUs, or will: those of a job that moves."""
-    stops = [*(a for a in plan.actions if isinstance(a, Stop)), *(job.stopping for job in snapshot.jobs if job.stopping)]
+    stopping = (job.stopping for job in snapshot.jobs if job.stopping is not None)
+    stops = (*(action for action in plan.actions if isinstance(action, Stop)), *stopping)
     moves = any(stop.reason is Reason.PREEMPTED_BY_POLICY for stop in stops)
     foreign = any(w.role is WorkerRole.FOREIGN and w.node is None for w in snapshot.workers)
     waiting = any(job.admitted_at is None and not job.finished and not job.terms.suspend for job in snapshot.jobs)

@@ -118,37 +118,6 @@ def test_list_says_where_each_job_stands_and_why(world: World) -> None:
     assert " research " in wide
 
 
-def test_top_adds_up_what_pods_hold(world: World) -> None:
-    foreign = {"metadata": {"name": "foreign"}, "spec": _pod_spec("closed", 1)}
-    world.cluster.request("POST", f"/api/v1/namespaces/{world.namespace}/pods", foreign)
-    whole = json.loads(world.run("top", "-o", "json").stdout)
-    assert whole["types"] == [
-        {
-            "type": "x",
-            "nodes": 1,
-            "total": 2,
-            "base": 1,
-            "lent": 1,
-            "others": 0,
-            "terminating": 0,
-            "promised": 0,
-            "free": 0,
-            "largestFreeOnANode": 0,
-            "heldBeyondAllocatable": 0,
-        }
-    ]
-    assert [(use["job"], use["base"], use["lent"]) for use in whole["jobs"]] == [(f"{world.namespace}/lucky", 1, 1)]
-    assert whole["others"] == [{"namespace": world.namespace, "held": 1, "waitedFor": 0}]
-    assert whole["nodesNotCounted"] == [{"name": "closed", "type": "x", "gpus": 4, "why": ["cordoned"]}]
-    lines = world.run("top").stdout.splitlines()
-    assert lines[0].split() == ["TYPE", "NODES", "TOTAL", "BASE", "LENT", "OTHERS", "TERMINATING", "PROMISED", "FREE"]
-    assert lines[1].split() == ["x", "1", "2", "1", "1", "0", "0", "0", "0"]
-    assert lines[-1].split() == ["closed", "x", "4", "cordoned"]
-    other = world.run("top", "--gpu-resource", "amd.com/gpu")
-    assert (other.exit_code, other.stdout) == (0, "")
-    assert "no node has GPUs of this resource" in other.stderr
-
-
 def test_explain_says_who_holds_the_gpus_and_what_would_change_it(world: World) -> None:
     text = world.run("explain", "waits", "-n", world.namespace).stdout
     assert f"{world.namespace}/waits is Pending" in text
@@ -162,14 +131,6 @@ def test_explain_says_who_holds_the_gpus_and_what_would_change_it(world: World) 
     assert " ago: NoFreeGPU: " in text  # the operator's Event
     told = json.loads(world.run("explain", f"{world.namespace}/waits", "-o", "json").stdout)
     assert (told["job"], told["reason"]) == (f"{world.namespace}/waits", "NoFreeGPU")
-
-
-def test_explain_of_a_training_job(world: World) -> None:
-    text = world.run("explain", "lucky", "-n", world.namespace).stdout
-    assert f"{world.namespace}/lucky is Running" in text
-    assert "left of 100 s." in text
-    assert "acknowledged by its leader." in text
-    assert "ExtraGPUsGranted" in text
 
 
 def test_the_snapshot_is_what_the_operator_plans_by(world: World, tmp_path: Path) -> None:
@@ -196,14 +157,6 @@ def test_the_snapshot_is_what_the_operator_plans_by(world: World, tmp_path: Path
     for name in ("waits", "giant"):  # and the operator came to the same
         refused = made.refusals[f"{world.namespace}/{name}"].reason
         assert world.jobs.condition(name, "Admitted") == ("False", refused)
-
-
-def test_a_snapshot_of_one_namespace_counts_the_others_pods_as_others(world: World) -> None:
-    empty = world.cluster.namespace()
-    seen = Snapshot.from_json(world.run("snapshot", "-n", empty).stdout)
-    assert seen.jobs == ()
-    assert {worker.job for worker in seen.workers} == {None}
-    assert seen.nodes
 
 
 def test_a_job_is_suspended_and_resumed(cluster: ApiServer) -> None:
@@ -416,8 +369,3 @@ def _timeless(snapshot: Snapshot) -> tuple[object, ...]:
         sorted((still(facts) for facts in snapshot.jobs), key=lambda facts: facts.key),
         snapshot.rules,
     )
-
-
-def _pod_spec(node: str, gpus: int) -> dict[str, object]:
-    resources = {"limits": {"nvidia.com/gpu": str(gpus)}}
-    return {"nodeName": node, "containers": [{"name": "c", "image": "i", "resources": resources}]}

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import queue
-import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -184,34 +181,6 @@ def test_a_life_is_reported_line_by_line_and_ends_with_0(story: Story, watch: Ca
     assert verdict.startswith("Complete: accuracy 0.8100, depth 4, 306 parameters, grown 1 time, ")
 
 
-def test_json_lines(story: Story, watch: Callable[..., Watching]) -> None:
-    story.train()
-    watching = watch("-o", "json")
-    watching.said("Running")
-    story.complete()
-    assert watching.end() == 0
-    told = [json.loads(line) for line in watching.out]
-    assert {entry["job"] for entry in told} == {"digits"}
-    assert told[-1]["phase"] == "Complete"
-
-
-def test_a_job_that_failed_ends_with_1(story: Story, watch: Callable[..., Watching]) -> None:
-    story.train()
-    watching = watch()
-    watching.said("Running")
-    story.end(Fail(job=story.key, reason=Reason.CRASH_LOOP, message="4 failures"))
-    assert watching.end() == 1
-    assert any("warning: CrashLoop: " in line and "4 failures" in line for line in watching.out), watching.out
-
-
-def test_a_job_that_has_ended_ends_at_once(story: Story, watch: Callable[..., Watching]) -> None:
-    story.train()
-    story.complete()
-    watching = watch()
-    assert watching.end() == 0
-    assert "Complete, BudgetExhausted" in watching.out[0]
-
-
 def test_a_job_that_is_deleted_ends_with_1(story: Story, watch: Callable[..., Watching]) -> None:
     story.train()
     watching = watch()
@@ -242,55 +211,6 @@ def test_a_restart_of_the_api_server_is_got_over(story: Story, watch: Callable[.
     watching.said("AdaptationGrown")
     story.complete()
     assert watching.end() == 0
-
-
-def test_patience_ends(story: Story, watch: Callable[..., Watching]) -> None:
-    story.train()
-    watching = watch("--patience", "1")
-    watching.said("Running")
-    story.cluster.stop()
-    assert watching.end() == 1
-    assert watching.err[-2].startswith("error: ")
-    assert "does not answer" in watching.err[-2] or "cannot answer now" in watching.err[-2]
-
-
-def shown(terminal: int) -> bytes:
-    """Return what comes next on a terminal, empty where its other end is closed; fail where nothing comes."""
-    assert select.select([terminal], [], [], PATIENCE)[0], f"nothing for {PATIENCE:g} s"
-    try:
-        return os.read(terminal, 4096)
-    except OSError:  # the other end is closed: Linux says so this way
-        return b""
-
-
-def test_on_a_terminal_there_is_a_table_and_without_colour_none(story: Story, request: pytest.FixtureRequest) -> None:
-    story.train(adaptation())
-    for colour in (True, False):
-        ours, theirs = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "140", "LINES": "40"}
-        environment.pop("NO_COLOR", None)
-        if not colour:
-            environment["NO_COLOR"] = "1"
-        where = ["-n", story.jobs.namespace, "--kubeconfig", str(story.cluster.kubeconfig)]
-        command = [Path(sys.executable).with_name("espalier"), "watch", "digits"]
-        process = subprocess.Popen([*command, *where], stdout=theirs, stderr=subprocess.PIPE, env=environment)
-        request.addfinalizer(process.kill)  # which does nothing to one that has ended
-        os.close(theirs)
-        seen = b""
-        while b"Deepen(block0) (Grown)" not in seen:
-            more = shown(ours)
-            assert more, f"it ended after {seen!r}"
-            seen += more
-        process.send_signal(signal.SIGINT)
-        while more := shown(ours):
-            seen += more
-        assert process.wait(PATIENCE) == 130
-        os.close(ours)
-        assert process.stderr is not None
-        process.stderr.close()
-        text = seen.decode()
-        assert "time budget" in text
-        assert ("\x1b[32m" in text) == colour  # the decision is green
 
 
 # ---- following, in this process

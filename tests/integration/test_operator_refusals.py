@@ -79,50 +79,6 @@ def test_a_quota_for_some_pods_alone_keeps_these_from_starting(world: World) -> 
     world.until_condition("job", "Running", "True", "Running")
 
 
-def test_a_job_that_a_quota_keeps_from_starting_gives_its_gpus_back(world: World) -> None:
-    """It waits again with back-off, with its budget and without a failure, and says why."""
-    world.kubelet.add_node("node", 1)
-    world.operate(placement_seconds=1.0)
-    quota = world.make_quota("none", "0", is_counted=False)
-    world.jobs.make("job")
-    world.until_condition("job", "Admitted", "False", "PodRejected")
-    status = world.jobs.status("job")
-    assert (status["restarts"], status["preemptions"], status["scheduling"]["failures"]) == (0, 0, 0)
-    assert status["scheduling"].get("admittedAt") is None
-    assert "exceeded quota: none" in status["scheduling"]["lastFailure"]
-    world.server.request("DELETE", quota)
-
-
-def test_extra_workers_that_are_refused_again_and_again_are_reported_once(world: World) -> None:
-    """However many there are: their messages differ by nothing but their names."""
-    world.kubelet.add_node("node", 3)
-    operator = world.operate()
-    world.make_quota("one", "1", is_counted=False)
-    world.jobs.make("job", maxReplicas=3)
-    world.until("both were refused again", lambda: operator.client.requests["create", "pods", 403] >= 5)
-    assert Counter(event["reason"] for event in world.jobs.events("job"))["PodRejected"] == 1
-
-
-def test_a_job_of_which_a_quota_refuses_a_part_gives_way_once_others_have_the_room(world: World) -> None:
-    """The planner counts one quota; the other, of limits, refuses a pod as if another operator had been faster."""
-    world.kubelet.add_node("node", 2)
-    world.kubelet.binds = False  # a job that has trained is patient
-    world.operate()
-    team, other = world.make_quota("team", "3"), world.make_quota("limits", "1", is_counted=False)
-    world.jobs.make("job", minReplicas=2, maxReplicas=2)
-    world.until_condition("job", "Running", "False", "PodRejected")
-    world.until("a part of it is made", lambda: len(world.pods("job")) == 1)
-    world.server.request("PATCH", f"{team}/status", {"status": {"used": {"pods": "3"}}})
-    world.until_condition("job", "Admitted", "False", "PodRejected")
-    world.until("its pods are gone", lambda: world.pods("job") == {})
-    status = world.jobs.status("job")
-    assert (status["preemptions"], status["scheduling"]["failures"], status["scheduling"]["unplaced"]) == (0, 0, 0)
-    assert status["scheduling"]["holdUntil"], "it comes back within 20 s"
-    assert "exceeded quota: limits" in status["scheduling"]["lastFailure"]
-    for quota in (team, other):
-        world.server.request("DELETE", quota)
-
-
 def test_an_object_of_the_name_that_is_somebody_else_s_is_named(world: World) -> None:
     """It is not taken over and not deleted; when its owner takes it away the job starts."""
     world.kubelet.add_node("node", 1)

@@ -47,36 +47,6 @@ def account(cluster: ApiServer, tmp_path: Path) -> Path:
     return config
 
 
-def test_the_rights_that_are_deployed_are_enough_for_a_job_s_whole_life(account: Path, world: World) -> None:
-    """Nothing that the operator does is forbidden to it, from the first list to the deletion of the job."""
-    world.kubelet.add_node("node", 2)
-    operator = world.operate(kubeconfig=account, worker_network_policies=True)
-    together = {"elasticBatch": "keepGlobal"}
-    world.jobs.make(
-        "job", maxReplicas=2, ttlSecondsAfterFinished=1, preemption={"cooldownSeconds": 0}, training=together
-    )
-    world.until("both workers run", lambda: len(world.running("job")) == 2)
-    world.jobs.change("job", suspend=True)
-    world.until_condition("job", "Suspended", "True", "Suspended")
-    world.jobs.change("job", suspend=False)
-    world.until_condition("job", "Running", "True", "Running")
-    world.trainers.ends_when = lambda job, pods: 0
-    world.jobs.server.request("PATCH", f"{world.jobs.path}/job", {"metadata": {"labels": {"look": "now"}}})
-    world.until("it was deleted", lambda: world.server.request("GET", world.jobs.path)["items"] == [])
-    forbidden = {key: count for key, count in operator.client.requests.items() if key[2] in (401, 403)}
-    assert not forbidden
-    needed = {
-        ("delete", "adaptivetrainingjobs"),
-        ("delete", "pods"),
-        ("patch", "pods"),
-        ("create", "rolebindings"),
-        ("create", "secrets"),
-        ("create", "networkpolicies"),
-    }
-    # The job is gone before the operator has the answer to its deletion.
-    world.until("it was answered", lambda: needed <= {each[:2] for each in operator.client.requests if each[2] < 300})
-
-
 def test_without_the_right_to_read_logs_a_program_runs_and_its_job_says_what_is_missing(
     account: Path, world: World
 ) -> None:

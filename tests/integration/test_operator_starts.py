@@ -9,7 +9,6 @@ from operators import World
 from espalier_cli.main import cli
 from espalier_operator.kube import start_events
 
-SECRET = 'MountVolume.SetUp failed for volume "keys" : secret "keys" not found'
 NFS = 'MountVolume.SetUp failed for volume "data" : mount failed: exit status 32: Connection timed out'
 
 
@@ -49,31 +48,3 @@ def test_a_volume_that_cannot_be_mounted_is_named_while_it_lasts_and_after_the_e
     assert NFS in explained(world, "ends")
     world.kubelet.hindrance = lambda pod: None
     world.until_condition("waits", "Running", "True", "Running")
-
-
-def test_a_job_whose_secret_is_missing_gives_its_gpu_back_and_says_why(world: World) -> None:
-    world.kubelet.add_node("node", 1)
-    world.kubelet.hindrance = lambda pod: ("FailedMount", SECRET) if "first" in pod["metadata"]["name"] else None
-    world.operate(placement_seconds=1.0)
-    world.jobs.make("first")
-    world.until_condition("first", "Admitted", "False", "VolumeUnavailable")
-    assert SECRET in message(world, "first", "Admitted")
-    world.jobs.make("next")
-    world.until_condition("next", "Running", "True", "Running")
-
-
-def test_a_node_that_makes_no_sandbox_is_left_for_another(world: World) -> None:
-    world.kubelet.add_node("bad", 1)
-    world.kubelet.hindrance = lambda pod: (
-        ("FailedCreatePodSandBox", "failed to setup network for sandbox") if pod["spec"]["nodeName"] == "bad" else None
-    )
-    world.operate(promise_seconds=1.0)
-    world.jobs.make("job")
-    world.until("its pod is on it", lambda: any(pod["spec"].get("nodeName") for pod in world.pods("job").values()))
-    world.kubelet.add_node("good", 1)
-    world.until_condition("job", "Running", "True", "Running")
-    status = world.jobs.status("job")
-    (avoided,) = status["scheduling"]["avoidedNodes"]
-    assert (avoided["node"], "setup network" in avoided["message"]) == ("bad", True)
-    assert status["scheduling"].get("failures", 0) == 0
-    world.until_event("job", "NodesAvoided")

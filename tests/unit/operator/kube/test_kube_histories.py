@@ -408,6 +408,52 @@ def test_an_extra_worker_that_cannot_be_pulled_is_given_up(stage: Stage) -> None
     assert (status.preemptions, status.scheduling.extra) == (0, 0)
 
 
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_report_that_somebody_deletes_is_made_again_for_the_leader_that_runs(stage: Stage, seen: bool) -> None:
+    """Otherwise the operator hears nothing more of it: it is lent nothing, and is ended in its last evaluation."""
+    stage.world.add_machine("node", 1, 16, {}, [])
+    submit(stage, "job", maxReplicas=2)
+    lives(stage, 10)
+    assert only_job(stage).status.phase is JobPhase.RUNNING
+    pods = dict(stage.world.pods)
+    del stage.world.config_maps["vision/job-report"]
+    if not seen:
+        stage.operators[0].restart()
+    lives(stage, 40)
+    assert "vision/job-report" in stage.world.config_maps
+    assert stage.world.pods.keys() == pods.keys()
+    assert only_job(stage).status.restarts == 0
+    stage.world.add_machine("more", 1, 16, {}, [])
+    lives(stage, 20)
+    assert only_job(stage).status.scheduling.extra == 1, "it is heard of, so it is lent what is spare"
+
+
+def test_an_account_that_somebody_deletes_is_made_again_for_the_next_leader(stage: Stage) -> None:
+    accounts: list[str] = []
+    client = stage.operators[0].operator.client
+
+    def create(manifest: Mapping[str, Any]) -> None:
+        name = manifest["metadata"]["name"]
+        if manifest["kind"] == "ServiceAccount":
+            accounts.append(name)
+        if manifest["kind"] == "Pod" and not accounts:
+            message = f'pods "{name}" is forbidden: error looking up service account vision/job: not found'
+            raise ApiRefusalError(f"create {name}", Status(403, "Forbidden", message))
+
+    client.on_create = create
+    stage.world.add_machine("node", 1, 16, {}, [])
+    submit(stage, "job")
+    lives(stage, 10)
+    assert only_job(stage).status.phase is JobPhase.RUNNING
+    accounts.clear()
+    stage.world.evict("vision/job-base-0-0")
+    lives(stage, 40)
+    assert accounts
+    status = only_job(stage).status
+    assert status.phase is JobPhase.RUNNING
+    assert all(each.reason is not Reason.POD_REJECTED for each in status.conditions)
+
+
 # ---- two operators, two kinds of GPU, and a policy file that does not answer: each is judged, too
 
 

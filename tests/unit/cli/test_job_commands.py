@@ -15,6 +15,7 @@ from cluster_objects import job, worker
 from test_cluster_connect import kubeconfig
 
 from espalier_cli.main import cli
+from espalier_core.types.environment import INCARNATION
 from espalier_operator.model import WorkerRole
 
 RAW = job("a", maxReplicas=2)
@@ -67,3 +68,13 @@ def test_it_is_that_of_the_leader(config: Path) -> None:
     refused = logs(config, "--worker", "nobody")
     assert refused.exit_code == 2
     assert leader in refused.stderr
+
+
+def test_side_cars_and_pods_of_others_are_not_the_leader(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An admission webhook puts a container in front of the one that trains; anyone may set the label of a job."""
+    pod = worker(RAW, "n")
+    container = {"name": "main", "env": [{"name": INCARNATION, "value": "x"}]}
+    leader = {**pod, "spec": {**pod["spec"], "containers": [{"name": "proxy"}, container]}}
+    others = {"metadata": {"name": "0", "labels": {"espalier.dev/job": "a"}}, "spec": {"containers": [{"name": "c"}]}}
+    monkeypatch.setattr(Server, "pods", [others, leader])
+    assert logs(config).stdout == f"{pod['metadata']['name']}: container=main\n" * 2

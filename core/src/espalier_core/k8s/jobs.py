@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from espalier_core.k8s.resources import ATTEMPT_LABEL, INDEX_LABEL, ROLE_LABEL, Raw
+from espalier_core.k8s.resources import ATTEMPT_LABEL, INDEX_LABEL, ROLE_LABEL, Raw, mapping, text, trainer_of
 from espalier_core.types.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.result import RunResult, dataset_of
@@ -209,12 +209,12 @@ def worker_log(pods: Iterable[Raw], name: str | None = None) -> tuple[str, str] 
     chosen = min((pod for pod in pods if name in (None, pod["metadata"]["name"])), key=_leader_first, default=None)
     if chosen is None:
         return None
-    containers = [each["name"] for each in chosen["spec"]["containers"]]
-    # Another container may have been put in front of it.
-    return chosen["metadata"]["name"], "trainer" if "trainer" in containers else containers[0]
+    return chosen["metadata"]["name"], trainer_of(chosen["spec"])
 
 
 def _leader_first(pod: Raw) -> tuple[bool, str, int]:
     """Return a sort key that puts the newest pod of base worker 0 first."""
-    labels = pod["metadata"]["labels"]
-    return labels.get(ROLE_LABEL) != "base", labels.get(INDEX_LABEL, ""), -int(labels[ATTEMPT_LABEL])
+    labels = mapping(pod, "metadata", "labels")
+    attempt = text(labels, ATTEMPT_LABEL)
+    ours = text(labels, ROLE_LABEL) == "base" and attempt.isdecimal()
+    return not ours, text(labels, INDEX_LABEL), -int(attempt) if ours else 0

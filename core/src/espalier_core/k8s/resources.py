@@ -5,10 +5,11 @@ Pure: a client requests the `query` of `Pages`, and passes the answer to `take`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from espalier_core.types.environment import INCARNATION
 from espalier_core.types.job import GROUP, KIND, PLURAL, VERSION
 from espalier_core.types.queue import QUEUE_KIND, QUEUE_PLURAL
 
@@ -166,3 +167,42 @@ def selectors(labels: str, fields: str) -> dict[str, str]:
     """Return the query for these selectors; an empty one is left out."""
     named = {"labelSelector": labels, "fieldSelector": fields}
     return {name: selector for name, selector in named.items() if selector}
+
+
+def at(raw: Any, path: tuple[str, ...]) -> Any:
+    """Return what is at `path`, None where nothing is. A field of another type than expected counts as absent."""
+    for part in path:
+        if not isinstance(raw, Mapping):
+            return None
+        raw = raw.get(part)
+    return raw
+
+
+def mapping(raw: Any, *path: str) -> Mapping[str, Any]:
+    """Return the mapping at `path`, an empty one where there is none."""
+    found = at(raw, path)
+    return found if isinstance(found, Mapping) else {}
+
+
+def entries(raw: Any, *path: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the mappings in the list at `path`."""
+    found = at(raw, path)
+    if isinstance(found, list | tuple):
+        yield from (entry for entry in found if isinstance(entry, Mapping))
+
+
+def text(raw: Any, *path: str) -> str:
+    """Return the text at `path`, an empty one where there is none."""
+    found = at(raw, path)
+    return found if isinstance(found, str) else ""
+
+
+def trainer_of(spec: Raw) -> str:
+    """Return the name of the container of a pod of `spec` that trains: the one that was given a worker's variables.
+
+    Without one, the first. Admission webhooks put side-cars anywhere.
+    """
+    containers = list(entries(spec, "containers"))
+    variables = ((each, text(entry, "name")) for each in containers for entry in entries(each, "env"))
+    ours = [each for each, name in variables if name == INCARNATION]
+    return next((text(each, "name") for each in (*ours, *containers)), "")

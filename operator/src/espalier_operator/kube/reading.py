@@ -13,14 +13,17 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
 
 from pydantic_core import SchemaValidator, core_schema
 
-from espalier_core.k8s.resources import Raw
+from espalier_core.k8s.resources import Raw, at
+from espalier_core.k8s.resources import entries as entries
+from espalier_core.k8s.resources import mapping as mapping
+from espalier_core.k8s.resources import text as text
 
 _QUANTITY: Final = re.compile(
     r"(?P<number>\+?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40}))"
@@ -53,28 +56,9 @@ def is_deeper(raw: Any, levels: int) -> bool:
     return any(isinstance(value, Mapping | list | tuple) for value in front)
 
 
-def mapping(raw: Any, *path: str) -> Mapping[str, Any]:
-    """Return the mapping at `path`, an empty one where there is none."""
-    found = _at(raw, path)
-    return found if isinstance(found, Mapping) else {}
-
-
-def entries(raw: Any, *path: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the mappings in the list at `path`."""
-    found = _at(raw, path)
-    if isinstance(found, list | tuple):
-        yield from (entry for entry in found if isinstance(entry, Mapping))
-
-
-def text(raw: Any, *path: str) -> str:
-    """Return the text at `path`, an empty one where there is none."""
-    found = _at(raw, path)
-    return found if isinstance(found, str) else ""
-
-
 def whole(raw: Any, *path: str) -> int | None:
     """Return the whole number at `path`, None where there is none."""
-    found = _at(raw, path)
+    found = at(raw, path)
     return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
@@ -105,14 +89,6 @@ def _count(quantity: str, parts: int) -> int:
     suffix, power = found["suffix"] or "", found["power"]
     scale = Decimal(10) ** int(power) if power is not None else _SCALES.get(suffix, Decimal(1))
     return min(math.ceil(Decimal(found["number"]) * scale * parts), _MOST)
-
-
-def _at(raw: Any, path: tuple[str, ...]) -> Any:
-    for part in path:
-        if not isinstance(raw, Mapping):
-            return None
-        raw = raw.get(part)
-    return raw
 
 
 def _json_mapping(*required: str, optional: tuple[str, ...] = (), **nested: Any) -> Any:

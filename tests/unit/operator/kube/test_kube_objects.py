@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.files.documents import loads
+from espalier_core.k8s.resources import trainer_of
 from espalier_core.types.allocation import Allocation, AllocationDocument
 from espalier_core.types.job import MAX_NAME_LENGTH
 from espalier_core.types.status import AvoidedNode, JobStatus, SchedulingStatus, TimeBudgetStatus
@@ -18,7 +19,6 @@ from espalier_operator.job.view import utc
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.objects.nodes import constraints_of, parse_node
-from espalier_operator.kube.objects.pod_status import trainer_of
 from espalier_operator.kube.objects.worker_pod import DEFAULT_CONTAINER, STAYS, worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import WorkerRole

@@ -9,7 +9,6 @@ from typing import Final
 
 from espalier_core.causes import cause_in
 from espalier_core.k8s.resources import Raw
-from espalier_core.types import environment
 from espalier_core.types.reasons import Reason
 from espalier_operator.kube.reading import entries, mapping, text, time, whole
 from espalier_operator.kube.settings import DEVICE_CLASS
@@ -102,17 +101,6 @@ class PodStatus:
     prepared: bool | None
     """Its node has mounted its volumes and made its network and sandbox (condition PodReadyToStartContainers); None: it
     does not say."""
-
-
-def trainer_of(spec: Raw) -> str:
-    """Return the name of the container that trains: the one that was given a worker's variables; else the first.
-
-    Admission webhooks put side-cars anywhere.
-    """
-    containers = list(entries(spec, "containers"))
-    variables = ((each, text(entry, "name")) for each in containers for entry in entries(each, "env"))
-    ours = [each for each, name in variables if name == environment.INCARNATION]
-    return next((text(each, "name") for each in (*ours, *containers)), "")
 
 
 def read_status(spec: Raw, status: Raw, trainer_name: str) -> PodStatus:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from sys import intern
 
-from espalier_core.k8s.resources import Raw
+from espalier_core.k8s.resources import Raw, trainer_of
 from espalier_core.types.job import ALLOCATION_ANNOTATION
 from espalier_operator.kube.objects import names, nodes
 from espalier_operator.kube.objects.devices import extended_for, generated_for, with_claimed
@@ -21,7 +21,7 @@ from espalier_operator.kube.objects.nodes import (
     requests_of,
     resource_of,
 )
-from espalier_operator.kube.objects.pod_status import PodStatus, barred_nodes, read_status, trainer_of, wants_gpus
+from espalier_operator.kube.objects.pod_status import PodStatus, barred_nodes, read_status, wants_gpus
 from espalier_operator.kube.objects.template import required_node
 from espalier_operator.kube.reading import entries, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings

@@ -32,6 +32,7 @@ import torch
 
 from bench.command import Option
 from bench.printing import Parts, Table, progress, share
+from bench.rank_noise import rank_noise
 from bench.statistics import spread
 from espalier_agent.commands.learn import gather_tables
 from espalier_agent.data import table_sets
@@ -43,16 +44,16 @@ from espalier_agent.evaluation.evaluate import (
     heuristic_sequence,
     none_sequence,
     random_mean,
-    rank_noise,
 )
 from espalier_agent.learners import expected, reinforce
-from espalier_agent.learners.expected import FIT, SeededRun, learn_many
+from espalier_agent.learners.expected import FIT
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
 from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_core.types.outcomes import OutcomeTable, reward
 from espalier_lab.learners import distilled
+from espalier_lab.learners.many_seeds import SeededRun, learn_many
 
 PAPER_REGRET = 0.0184
 """Mean regret on CNN#1 of the paper's best curriculum agent, which has learnt all three scenarios."""

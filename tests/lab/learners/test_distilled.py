@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from espalier_agent.commands.agent import agent
 from espalier_agent.data import named_architecture
 from espalier_agent.evaluation.evaluate import evaluate
-from espalier_agent.learners.expected import ExpectedConfig, SeededRun, learn_many
+from espalier_agent.learners.expected import ExpectedConfig
 from espalier_agent.learners.learning import LearningError, LearningProgress
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy, load_policy
@@ -21,6 +21,7 @@ from espalier_core.growth.deepen import deepened
 from espalier_core.types.advice import AdviceRequest
 from espalier_core.types.outcomes import OutcomeTable
 from espalier_lab.learners.distilled import DistilledConfig, learn
+from espalier_lab.learners.many_seeds import SeededRun, learn_many
 
 QUICK = DistilledConfig(members=3, updates=40, student_updates=150)
 

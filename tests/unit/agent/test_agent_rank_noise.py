@@ -15,17 +15,15 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.rank_noise import kendall, rank_noise, spearman
 from espalier_agent.commands.agent import agent
 from espalier_agent.data import carried_tables, table_sets
 from espalier_agent.evaluation.evaluate import (
     accuracies_by_seed,
     evaluate,
-    kendall,
     pooled_deviation,
     rank_intervals,
-    rank_noise,
     simulated_ranks,
-    spearman,
 )
 from espalier_agent.policies.policy import Policy
 from espalier_core.types.outcomes import OutcomeTable

@@ -20,11 +20,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from espalier_agent.learners.expected import ExpectedConfig, SeededRun, learn_many, slow_down
+from espalier_agent.learners.expected import ExpectedConfig, slow_down
 from espalier_agent.learners.learning import Learner, LearningProgress, ProgressCallback, Start
 from espalier_agent.policies.network import PolicyNetwork, Prepared, masked_log_probabilities
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.advice import ActionColumns, offered
+from espalier_lab.learners.many_seeds import SeededRun, learn_many
 
 
 class DistilledConfig(ExpectedConfig):

@@ -26,15 +26,14 @@ from espalier_agent.learners.learning import (
     Learner,
     LearningProgress,
     ProgressCallback,
-    Rollouts,
     Start,
-    descend,
     time_shifts,
 )
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.tables.game import Games, Returns
 from espalier_agent.tables.tree import Reward
 from espalier_core.base import Record
+from espalier_lab.learners.rollouts import Rollouts, descend
 
 
 class DqnConfig(Record):

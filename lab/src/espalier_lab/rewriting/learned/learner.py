@@ -12,8 +12,8 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from espalier_agent.learners.learning import descend
 from espalier_lab.learners.core import advantages, clipped_loss, entropy
+from espalier_lab.learners.rollouts import descend
 from espalier_lab.rewriting.learned.environment import Action, RewritesEnvironment
 from espalier_lab.rewriting.learned.learnable import LearnablePolicy
 from espalier_lab.rewriting.learned.policy import RewritePolicy

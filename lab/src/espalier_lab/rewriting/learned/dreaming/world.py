@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from torch.nn.utils.rnn import pad_sequence
 
-from espalier_agent.learners.learning import descend
+from espalier_lab.learners.rollouts import descend
 from espalier_lab.rewriting.learned.dreaming.blocks import EpisodeBlock, mask_of
 from espalier_lab.rewriting.learned.dreaming.memory import Memory
 from espalier_lab.rewriting.learned.dreaming.vision import LATENT, Vision

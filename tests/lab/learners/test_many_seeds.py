@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from espalier_agent.learners.expected import ExpectedConfig, SeededRun, Wanted, learn, learn_many, objective
+from espalier_agent.learners.expected import ExpectedConfig, learn, objective
 from espalier_agent.learners.learning import LearningError, start_learning
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.game import Games
 from espalier_core.types.outcomes import OutcomeTable
+from espalier_lab.learners.many_seeds import SeededRun, Wanted, learn_many
 
 MakeTable = Callable[..., OutcomeTable]
 SHORT = ExpectedConfig(updates=3)

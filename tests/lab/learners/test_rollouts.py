@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from espalier_agent.learners.learning import LearningError, Rollouts, Start, start_learning
+from espalier_agent.learners.learning import LearningError, Start, start_learning
 from espalier_agent.tables.game import Games, Returns
 from espalier_agent.tables.tree import Reward
 from espalier_core.types.outcomes import OutcomeTable
+from espalier_lab.learners.rollouts import Rollouts
 
 
 @pytest.fixture(params=["lstm", "graph"])

@@ -18,17 +18,9 @@ class FairPolicy:
     workers of a job beyond its base workers are spare, and so divided by weight (`decisions`).
     """
 
+    name: ClassVar[str] = "fair"
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
-
-    @property
-    def name(self) -> str:
-        """`fair`."""
-        return "fair"
-
-    @property
-    def queue_order(self) -> str:
-        """Return the order of admission in words."""
-        return "by priority, recent use and age"
+    queue_order: ClassVar[str] = "by priority, recent use and age"
 
     def decide(self, view: View) -> Decision:
         """Return a share for each job, by (−priority less steps gained by waiting, recent use, submission, key)."""

@@ -30,20 +30,12 @@ class FifoPolicy:
     In a simulation where GPUs differ in type, the oldest job gets a type as in Gavel's (`fifo_by_type`), and keeps it.
     """
 
+    name: ClassVar[str] = "fifo"
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
+    queue_order: ClassVar[str] = "by age"
 
     seed: int = 0
     """Seed of the random choice of a type."""
-
-    @property
-    def name(self) -> str:
-        """`fifo`."""
-        return "fifo"
-
-    @property
-    def queue_order(self) -> str:
-        """Return the order of admission in words."""
-        return "by age"
 
     def draws(self, *, typed: bool, continuous: bool) -> bool:
         """Return whether it uses its seed in such views: only in rounds, among types of GPU."""

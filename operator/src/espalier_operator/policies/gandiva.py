@@ -30,15 +30,11 @@ class GandivaPolicy:
     """
 
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
+    queue_order: ClassVar[str] = "by their parts of the time"
 
     seed: int = 0
     """Seed of the draws of pairs."""
     name: str = "gandiva"
-
-    @property
-    def queue_order(self) -> str:
-        """Return the order of admission in words."""
-        return "by their parts of the time"
 
     def draws(self, *, typed: bool, continuous: bool) -> bool:
         """Return whether it uses its seed in such views: only in rounds, where jobs can share the GPUs of a type."""

@@ -36,6 +36,7 @@ class GavelPolicy:
     """
 
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
+    queue_order: ClassVar[str] = "by their fractions of time on types of GPU"
 
     objective: Literal["fairness", "makespan", "fifo"] = "fairness"
     heterogeneity: bool = True
@@ -47,11 +48,6 @@ class GavelPolicy:
     def __post_init__(self) -> None:
         """Raise `ValueError` where SciPy is not installed."""
         require_solver()
-
-    @property
-    def queue_order(self) -> str:
-        """Return the order of admission in words."""
-        return "by their fractions of time on types of GPU"
 
     def draws(self, *, typed: bool, continuous: bool) -> bool:
         """Return whether it uses its seed in such views: only among types of GPU that count as equal."""

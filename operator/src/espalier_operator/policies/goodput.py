@@ -47,6 +47,7 @@ class GoodputPolicy:
     """Where GPUs differ in type: `completion`, jobs end early on average; `makespan`, the last job ends early."""
     name: str = "goodput"
     elasticity: ClassVar[Elasticity] = Elasticity.WORKERS_AND_BATCH
+    queue_order: ClassVar[str] = "by age"
 
     def __post_init__(self) -> None:
         if not 0 <= self.fairness <= 10:
@@ -55,11 +56,6 @@ class GoodputPolicy:
             raise ValueError(f"growth: {self.growth:g} is invalid; must be finite and above 1, or no job would grow")
         if not 0 <= self.restart_seconds < math.inf:
             raise ValueError(f"restart_seconds: {self.restart_seconds:g} is invalid; must be finite and at least 0")
-
-    @property
-    def queue_order(self) -> str:
-        """Return the order of admission in words."""
-        return "by age"
 
     def decide(self, view: View) -> Decision:
         """Return shares that sum to at most all GPUs: the oldest job first; with GPU types, the most valuable first."""

@@ -27,7 +27,9 @@ class GrowthPolicy:
     its loan back. Base GPUs go as under `fair`.
     """
 
+    name: ClassVar[str] = "growth"
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
+    queue_order: ClassVar[str] = "by priority, recent use and age"
 
     predicts: bool = True
     """Jobs are compared by their expected gain. Otherwise the oldest goes first, and each keeps its loan until it can
@@ -41,16 +43,6 @@ class GrowthPolicy:
         for name in ("untold", "untold_seconds"):
             if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise ValueError(f"{name}: {value:g} is invalid; must be finite and at least 0")
-
-    @property
-    def name(self) -> str:
-        """`growth`."""
-        return "growth"
-
-    @property
-    def queue_order(self) -> str:
-        """Return the order of admission in words."""
-        return "by priority, recent use and age"
 
     def decide(self, view: View) -> Decision:
         """Return the base workers of each job, and one extra worker for the jobs that gain most by it."""

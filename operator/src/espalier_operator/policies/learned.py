@@ -102,6 +102,7 @@ class LearnedPolicy:
     """
 
     elasticity: ClassVar[Elasticity] = Elasticity.WORKERS
+    queue_order: ClassVar[str] = "in the order of its policy file"
 
     file: str = ""
     """Path of a policy file that this process evaluates; empty: the policy server evaluates it."""
@@ -124,11 +125,6 @@ class LearnedPolicy:
             raise ValueError(f"url: {self.url!r} is not a URL; write http://HOST:PORT")
         if self.file:
             object.__setattr__(self, "_read", read_file(Path(self.file)))
-
-    @property
-    def queue_order(self) -> str:
-        """Return the order of admission in words."""
-        return "in the order of its policy file"
 
     def decide(self, view: View) -> Decision:
         """Return the shares of the valid answer, or the shares of `fair` with the reason.

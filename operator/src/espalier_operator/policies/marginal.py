@@ -70,11 +70,7 @@ class OptimusPolicy:
 
     name: str = "optimus"
     elasticity: ClassVar[Elasticity] = Elasticity.WORKERS
-
-    @property
-    def queue_order(self) -> str:
-        """Return the order of admission in words."""
-        return "by GPUs and age"
+    queue_order: ClassVar[str] = "by GPUs and age"
 
     def decide(self, view: View) -> Decision:
         """Return shares that sum to at most all GPUs, the smallest first."""
@@ -114,11 +110,7 @@ class SoonestPolicy:
 
     name: str = "soonest"
     elasticity: ClassVar[Elasticity] = Elasticity.WORKERS
-
-    @property
-    def queue_order(self) -> str:
-        """Return the order of admission in words."""
-        return "by GPUs and by how soon they end"
+    queue_order: ClassVar[str] = "by GPUs and by how soon they end"
 
     def decide(self, view: View) -> Decision:
         """Return shares that sum to at most all GPUs, in the order in which jobs start."""

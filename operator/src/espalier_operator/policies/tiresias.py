@@ -33,6 +33,7 @@ class LasPolicy:
     """
 
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
+    queue_order: ClassVar[str] = "by attained service and arrival"
 
     thresholds: tuple[float, ...] = (3250.0, 7200.0, 18000.0)
     """Thresholds in GPU-seconds, rising; the default is that of the released simulator."""
@@ -49,11 +50,6 @@ class LasPolicy:
             raise ValueError(f"thresholds: {self.thresholds} are invalid; must be GPU-seconds above 0, rising")
         if not self.promote >= 0:
             raise ValueError(f"promote: {self.promote:g} is invalid; must be at least 0")
-
-    @property
-    def queue_order(self) -> str:
-        """Return the order of admission in words."""
-        return "by attained service and arrival"
 
     def decide(self, view: View) -> Decision:
         """Return a share of the base workers for each job, by queue."""
@@ -109,6 +105,7 @@ class GittinsPolicy:
     """
 
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
+    queue_order: ClassVar[str] = "by Gittins index, attained service and age"
 
     quantum: float = 14400.0
     """Quantum of service, in GPU-seconds."""
@@ -119,11 +116,6 @@ class GittinsPolicy:
     def __post_init__(self) -> None:
         if not self.quantum > 0:
             raise ValueError(f"quantum: {self.quantum:g} is invalid; must be above 0")
-
-    @property
-    def queue_order(self) -> str:
-        """Return the order of admission in words."""
-        return "by Gittins index, attained service and age"
 
     def decide(self, view: View) -> Decision:
         """Return a share of the base workers for each job, the highest index first."""

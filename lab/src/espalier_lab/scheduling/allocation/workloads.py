@@ -60,11 +60,7 @@ class StepByStep:
 
     name: str
     elasticity: ClassVar[Elasticity] = Elasticity.WORKERS
-
-    @property
-    def queue_order(self) -> str:
-        """Return the order of admission in words."""
-        return "by what a worker is worth"
+    queue_order: ClassVar[str] = "by what a worker is worth"
 
     def decide(self, view: View) -> Decision:
         """Return shares that sum up to all GPUs at most."""

@@ -25,6 +25,7 @@ class LearnedAllocation:
     policy: AllocationPolicy
     name: str = "learned"
     elasticity: ClassVar[Elasticity] = Elasticity.WORKERS
+    queue_order: ClassVar[str] = "by the learned policy"
 
     def __post_init__(self) -> None:
         actions = self.policy.lineage.actions
@@ -33,11 +34,6 @@ class LearnedAllocation:
                 f"policy {self.policy.lineage.name}: gives {', '.join(actions)}; here only workers can be given: name "
                 "one that was learnt on jobs with all-reduce"
             )
-
-    @property
-    def queue_order(self) -> str:
-        """Return the order of admission in words."""
-        return "by the learned policy"
 
     def decide(self, view: View) -> Decision:
         """Return shares that sum up to all GPUs at most, and to those of each type where these differ.

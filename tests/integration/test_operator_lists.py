@@ -32,13 +32,15 @@ class Lists(KubeClient):
         super().__init__(api)
         self.whole = Counter[str]()
 
-    async def list(self, resource: Resource, *given: Any, keep: Any = lambda raw: raw, **selectors: Any) -> Any:
+    async def list(
+        self, resource: Resource, *given: Any, keep: Any = lambda raw: raw, identities: bool = False, **selectors: Any
+    ) -> Any:
         def count(raw: Raw) -> Raw:
-            self.whole[resource.plural] += 1
+            self.whole[resource.plural] += not identities
             kept: Raw = keep(raw)
             return kept
 
-        return await super().list(resource, *given, keep=count, **selectors)
+        return await super().list(resource, *given, keep=count, identities=identities, **selectors)
 
 
 class Lister:

@@ -105,24 +105,16 @@ class HistoryLearner(Learner):
         # super() without arguments fails in a class with slots: the decorator creates the class a second time.
         return HistoryConfig(**Learner.recipe(self, name).model_dump())
 
-    def learn(
+    def _learn(
         self,
         tables: Sequence[OutcomeTable],
-        *,
-        config: HistoryConfig | None = None,
-        encoder: str | None = None,
-        seed: int = 0,
-        name: str | None = None,
-        parent: Policy | None = None,
-        progress: ProgressCallback = lambda progress: None,
+        config: HistoryConfig,
+        encoder: str,
+        seed: int,
+        name: str,
+        parent: Policy | None,
+        progress: ProgressCallback,
     ) -> Policy:
-        """Learn a policy from the history and tables (or none); the same input and seed give the same, bit for bit.
-
-        Raise `TableError` and `LearningError`.
-        """
-        config = self.recipe() if config is None else config
-        encoder = encoder or self.encoder
-        self.check(encoder, parent)
         _check_split(config, parent)
         found = remembered(self.history, config, self.files, comparable)
         learnt, tried = found.episodes, found.tried
@@ -169,7 +161,7 @@ class HistoryLearner(Learner):
             start,
             learner=self.name,
             config=config,
-            name=name or self.name,
+            name=name,
             parent=parent,
             episodes=config.updates * each,
             history=found.lineage,

@@ -118,21 +118,17 @@ class GrowthsLearner(Learner):
         """Return a learner that also learns from these corpora."""
         return replace(self, corpora=tuple(corpora))
 
-    def learn(
+    def _learn(
         self,
         tables: Sequence[OutcomeTable],
-        *,
-        config: Any = None,
-        encoder: str | None = None,
-        seed: int = 0,
-        name: str | None = None,
-        parent: Policy | None = None,
-        progress: ProgressCallback = lambda progress: None,
+        config: Any,
+        encoder: str,
+        seed: int,
+        name: str,
+        parent: Policy | None,
+        progress: ProgressCallback,
     ) -> Policy:
-        """Learn a policy; the same input and seed give the same one. Raise `LearningError`, `TableError`."""
-        config = self.recipe() if config is None else config
-        self.check(encoder or self.encoder, parent)
-        if encoder not in (None, self.encoder):
+        if encoder != self.encoder:
             raise LearningError(f"learner {self.name} has the encoder {self.encoder} alone; leave --encoder out")
         trees = [decision_tree(table) for table in tables]
         found = [*rows_of_corpora(self.corpora, config.blind), *rows_of_tables(trees)]
@@ -152,7 +148,7 @@ class GrowthsLearner(Learner):
             start,
             learner=self.name,
             config=config,
-            name=name or self.name,
+            name=name,
             parent=None,
             episodes=len(found),
             history=lineage,

@@ -115,16 +115,25 @@ class Learner:
         fresh network gets `encoder`. Runs on one thread: the tensors are too small to share. Raise `TableError` for a
         table that cannot be played, and `LearningError` if learning cannot start, or a number stops being finite.
         """
-        config = self.recipe() if config is None else config
-        encoder = encoder or self.encoder
+        config, encoder = self.recipe() if config is None else config, encoder or self.encoder
         self.check(encoder, parent)
+        return self._learn(tables, config, encoder, seed, name or self.name, parent, progress)
+
+    def _learn(
+        self,
+        tables: Sequence[OutcomeTable],
+        config: Any,
+        encoder: str,
+        seed: int,
+        name: str,
+        parent: Policy | None,
+        progress: ProgressCallback,
+    ) -> Policy:
         start = start_learning(tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns)
         with one_thread():
             start.network.train()
             episodes = self.train(start, config, progress)
-        return finish_learning(
-            start, learner=self.name, config=config, name=name or self.name, parent=parent, episodes=episodes
-        )
+        return finish_learning(start, learner=self.name, config=config, name=name, parent=parent, episodes=episodes)
 
     def check(self, encoder: str, parent: Policy | None) -> None:
         """Raise `LearningError` if this learner cannot use the encoder, or cannot continue from a policy."""

@@ -16,7 +16,6 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -87,27 +86,18 @@ class KubeClient:
         labels: str = "",
         fields: str = "",
         keep: Callable[[Raw], Raw] = lambda raw: raw,
+        identities: bool = False,
     ) -> Listing:
-        """Return all objects that the selectors choose, of each what `keep` returns of it when its page has come."""
-        return await self._all_pages(Call("list", resource, namespace), Pages(PAGE, labels, fields, keep))
+        """Return all objects that the selectors choose, of each what `keep` returns of it when its page has come.
 
-    async def list_identities(
-        self,
-        resource: Resource,
-        namespace: str | None,
-        *,
-        labels: str = "",
-        fields: str = "",
-        keep: Callable[[Raw], Raw] = lambda raw: raw,
-    ) -> Listing:
-        """Return all objects as `list` does, of each only which it is, and of which version."""
-        call = Call("list", resource, namespace, accept=IDENTITIES)
-        return await self._all_pages(call, Pages(IDENTITIES_PAGE, labels, fields, keep), identities_of)
-
-    async def _all_pages(self, call: Call, pages: Pages, read: Callable[[bytes], Any] = json.loads) -> Listing:
+        `identities`: of each only which it is, and of which version.
+        """
+        size, read = (IDENTITIES_PAGE, identities_of) if identities else (PAGE, json.loads)
+        pages, accept = Pages(size, labels, fields, keep), IDENTITIES if identities else "application/json"
         while True:
+            call = Call("list", resource, namespace, query=pages.query, accept=accept)
             try:
-                page = await self._request(replace(call, query=pages.query), read)
+                page = await self._request(call, read)
             except ApiRefusalError as refusal:
                 if not refusal.status.is_expired or not pages.restart():
                     raise

@@ -126,7 +126,7 @@ class Informer:
                     self._store.take(resources.PODS, event["type"], event["object"])
                 return
 
-    async def _list_large(self, resource: resources.Resource, **selectors: str) -> Listing:
+    async def _list_large(self, resource: resources.Resource, **selectors: Any) -> Listing:
         """List a kind of which a cluster has thousands, and take in what is new; return which objects there are.
 
         Once the kind is known, only the versions are listed: the watches have shown nearly all there is.
@@ -139,7 +139,7 @@ class Informer:
                     new[resources.key_of(identity)] = identity["metadata"]
                 return identity
 
-            found = await self._client.list_identities(resource, None, **selectors, keep=compare)
+            found = await self._client.list(resource, None, **selectors, keep=compare, identities=True)
             if len(new) <= _READ_ONE_BY_ONE:
                 for metadata in new.values():
                     await self._read_again(resource, metadata)

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from types import FrameType
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    os._exit(128 + number)
-
 
 if __name__ == "__main__":
     # The first process of a container gets only the signals that it handles, and importing torch takes seconds.
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
 
     from espalier_agent.commands.agent import agent
 

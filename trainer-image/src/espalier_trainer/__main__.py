@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from types import FrameType
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    os._exit(128 + number)
-
 
 if __name__ == "__main__":
     # The first process of a container receives only signals that it handles; `main` handles them once imported.
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
 
     from espalier_trainer.launch.main import main
 

@@ -49,6 +49,10 @@ def test_the_operator_gets_every_setting(helm: Helm) -> None:
         gpu_resource="amd.com/gpu",
         other_gpu_resources=("nvidia.com/gpu", "nvidia.com/mig-1g.5gb"),
         departing_nodes=("example.com/leaving", "example.com/state=going", "Leaving"),
+        node_groups=(
+            '{"gpuType":"A100","gpus":8,"labels":{"pool":"a100"},"maxNodes":4,"name":"a100",'
+            '"taints":[{"effect":"NoSchedule","key":"spot"}]}',
+        ),
         gpu_type_label="example.com/model",
         rack_label="example.com/rack",
         tolerated_taints=("amd.com/gpu", "example.com/reserved"),
@@ -64,6 +68,7 @@ def test_the_operator_gets_every_setting(helm: Helm) -> None:
         grace_seconds=0,
         start_up_allowance_seconds=60.5,
         promise_seconds=61,
+        node_wait_seconds=600,
         fair_share_half_life_seconds=3600,
         aging_seconds=600,
         pre_running_deadline_seconds=1_000_000,

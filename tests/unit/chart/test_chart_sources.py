@@ -168,7 +168,14 @@ def test_every_setting_of_the_operator_is_a_value() -> None:
     others = {field.name for field in fields(KubeSettings)} - seconds
     assert others == {
         *("gpu_resource", "other_gpu_resources", "gpu_type_label", "rack_label", "tolerated_taints", "trainer_image"),
-        *("image_pull_policy", "trainer_user", "departing_nodes", "traces_endpoint", "worker_network_policies"),
+        *(
+            "image_pull_policy",
+            "trainer_user",
+            "departing_nodes",
+            "node_groups",
+            "traces_endpoint",
+            "worker_network_policies",
+        ),
         *(
             "controller_name",
             "policy",

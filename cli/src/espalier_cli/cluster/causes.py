@@ -167,6 +167,14 @@ def _refused(case: Case) -> list[str]:
     return [f"{text}, {times} in a row. It is tried again in {again}."]
 
 
+def _requested(case: Case) -> list[str]:
+    kept = case.job.status.scheduling
+    if kept.nodes_by is None:
+        return []
+    left = duration(max(0.0, kept.nodes_by.timestamp() - case.now))
+    return [f"It waits {left} more for nodes of the group {kept.node_group!r}; its budget does not run."]
+
+
 def _leader(case: Case) -> list[str]:
     leader = case.leader
     if leader is None:
@@ -247,6 +255,7 @@ _PARTICULARS: Final[dict[Reason, Callable[[Case], list[str]]]] = {
     Reason.POD_REJECTED: _refused,
     Reason.VOLUME_UNAVAILABLE: _refused,
     Reason.SCHEDULING_GATED: _starting,
+    Reason.NODES_REQUESTED: _requested,
     Reason.CRASH_LOOP: _starting,
     Reason.TRAINER_FAILED: _starting,
     Reason.LOSS_NOT_FINITE: _leader,

@@ -20,6 +20,7 @@ from espalier_operator.model.actions import (
     Refusal,
     ReleaseExtra,
     Replace,
+    RequestNodes,
     Requeue,
     Stop,
 )
@@ -34,6 +35,9 @@ SHARE_COLUMNS = ("PLACE", "JOB", "WORKERS", "SPARE", "GPU TYPE", "NODES")
 def says(action: Action, now: float) -> str:
     """Return a short description of the action."""
     match action:
+        case RequestNodes():
+            wait = duration(action.nodes_by - now)
+            return f"asks for nodes of the group {action.node_group!r}, and waits {wait} for them"
         case Admit():
             return f"starts on its base GPUs{of_type(action.gpu_type)}"
         case GrantExtra():

@@ -183,6 +183,12 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         "for others, and no deadline runs.",
         (_DESCRIBE,),
     ),
+    Reason.NODES_REQUESTED: Remedy(
+        "No action is needed while the autoscaler adds nodes. If it adds none, its events on the pods say why: a "
+        "limit, a label or taint that differs from operator.gpu.nodeGroups, no machines. After seconds.nodeWait the "
+        "job waits again.",
+        (_DESCRIBE, "kubectl get nodes"),
+    ),
     Reason.PREEMPTED: Remedy("No action is needed: it is restarted from its checkpoint.", (_DESCRIBE,)),
     Reason.NODE_LOST: Remedy(
         "No action is needed: it is restarted on another node, from its checkpoint, after the tolerationSeconds of its "

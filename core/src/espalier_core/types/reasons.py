@@ -57,6 +57,7 @@ class Reason(StrEnum):
     POD_REJECTED = "PodRejected"
     VOLUME_UNAVAILABLE = "VolumeUnavailable"
     SCHEDULING_GATED = "SchedulingGated"
+    NODES_REQUESTED = "NodesRequested"
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
     PRE_RUNNING_DEADLINE_EXCEEDED = "PreRunningDeadlineExceeded"
@@ -124,6 +125,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.POD_REJECTED: "its pods are rejected (by quota, pod security, a webhook or policy, a missing object)",
     Reason.VOLUME_UNAVAILABLE: "a volume of its pods does not exist, or cannot be mounted",
     Reason.SCHEDULING_GATED: "its pods have scheduling gates, which somebody else removes; it holds no GPUs for them",
+    Reason.NODES_REQUESTED: "its pods wait for nodes that were requested from the cluster's autoscaler",
     Reason.PREEMPTED: "its leader was ended from outside and is restarted from its checkpoint",
     Reason.NODE_LOST: "the node of its leader is gone or not ready",
     Reason.PRE_RUNNING_DEADLINE_EXCEEDED: "it did not start training within preRunningDeadlineSeconds",

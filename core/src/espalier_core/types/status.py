@@ -174,6 +174,10 @@ class SchedulingStatus(Record):
     """Seconds that the job held its base GPUs, when it last started, until it trained."""
     gated: int = Field(default=0, ge=0)
     """Number of base workers whose pods have scheduling gates."""
+    node_group: str = ""
+    """Node group to which nodes are to be added for the job; empty once all its base workers have one."""
+    nodes_by: AwareDatetime | None = None
+    """Time until which the job waits for these nodes."""
     failures: int = Field(default=0, ge=0)
     """Number of worker failures that count against backoffLimit."""
     last_failure: str = ""

@@ -112,7 +112,7 @@ def phase_of(job: JobFacts, outcome: Ended | None) -> JobPhase:
     """Return the phase: one word for printing."""
     if outcome is not None:
         return JobPhase.FAILED if outcome.failed else JobPhase.COMPLETE
-    if job.admitted_at is None:
+    if job.admitted_at is None or job.nodes_by is not None:
         return JobPhase.SUSPENDED if job.terms.suspend else JobPhase.PENDING
     if job.evaluating:
         return JobPhase.EVALUATING
@@ -147,15 +147,17 @@ def _conditions(
 
 def _judge(kind: ConditionType, job: JobFacts, outcome: Ended | None, observed: Observed) -> tuple[bool, Reason, str]:
     """Return whether the condition holds, its reason, and a message where the reason's sentence is not enough."""
-    admitted = job.admitted_at is not None
+    admitted = job.admitted_at is not None and job.nodes_by is None
     ended = None if outcome is None else (False, outcome.reason, outcome.message)
     refused = job.trouble if job.hold_until is not None and job.trouble in REFUSALS else None
     waiting = observed.refusal or (Reason.SUSPENDED if job.terms.suspend else refused or Reason.NO_FREE_GPU)
+    waiting = Reason.NODES_REQUESTED if job.nodes_by is not None else waiting
     stands = _stands(job, waiting)
     match kind:
         case ConditionType.ADMITTED:
             held = job.hold_until is not None and waiting in REFUSALS
-            message = job.last_failure if held or waiting is Reason.NODES_AVOIDED else ""
+            explained = held or waiting in (Reason.NODES_AVOIDED, Reason.NODES_REQUESTED)
+            message = job.last_failure if explained else ""
             if job.external is not None and waiting is Reason.WAITING_FOR_KUEUE:
                 message = job.external.message
             return ended or ((True, Reason.GPUS_GRANTED, "") if admitted else (False, waiting, message))

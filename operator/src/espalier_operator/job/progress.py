@@ -99,6 +99,8 @@ def look(state: JobState, seen: Observation, terms: JobTerms, now: float, timing
         # Its GPUs are granted, and its deadline begins, when all gates are gone.
         admitted_at = state.admitted_at if seen.gated or state.trained else now
         state = replace(state, gated=seen.gated, admitted_at=admitted_at)
+    if state.nodes_by is not None and seen.base and all(worker is not None and worker.node for worker in seen.base):
+        state = replace(state, node_group="", nodes_by=None, admitted_at=now)  # its deadline begins
     refused_since = _since(state.refused_since, seen.refused, now)
     down_since = _down_since(state, seen, now, was_away=was_away)
     if (refused_since, down_since) != (state.refused_since, state.down_since):

@@ -20,6 +20,7 @@ from espalier_operator.model.actions import (
     NoticeReclaim,
     ReleaseExtra,
     Replace,
+    RequestNodes,
     Requeue,
     Stop,
 )
@@ -40,6 +41,8 @@ def after(state: JobState, action: Action, terms: JobTerms, now: float, timing: 
         case Admit():
             fresh = replace(state.with_workers(terms.min_replicas), not_before=None, ended=None, trained=False)
             fresh = replace(fresh, admitted_at=now, gpu_type=action.gpu_type, extra=0, counted_until=now)
+            if isinstance(action, RequestNodes):
+                fresh = replace(fresh, node_group=action.node_group, nodes_by=action.nodes_by)
             return fresh.granting(terms.min_replicas, Direction.UP, action.reason, terms)
         case GrantExtra():
             # The leader learns of them once they run (`progress.look`).
@@ -156,4 +159,4 @@ def _lent_later(state: JobState, now: float, timing: Timing) -> JobState:
 
 
 def _without_workers(state: JobState) -> JobState:
-    return replace(state, extra=0, reclaim=None, stopping=None, promised_until=None)
+    return replace(state, extra=0, reclaim=None, stopping=None, promised_until=None, node_group="", nodes_by=None)

@@ -90,6 +90,10 @@ def facts_of(
     that a program has done, None if unknown.
     `external` as in `JobFacts`.
     """
+    if state.nodes_by is not None:
+        trouble = Trouble(
+            reason=Reason.NODES_REQUESTED, message=f"nodes of the group {state.node_group!r} were requested"
+        )
     generation, training = state.grant.generation, leader_of(state, seen, now, timing) is Leader.TRAINING
     recorded = state.recorded() | {
         "completed_workers": state.completed(terms),

@@ -8,15 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, Final, TypeVar, get_type_hints
 
 import click
+from pydantic import TypeAdapter, ValidationError
 
 from espalier_core.base import field_docs
+from espalier_core.files.documents import first_fault
 from espalier_core.types.job import DEFAULT_CONTROLLER
 from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_operator.job.state import Timing
-from espalier_operator.model import DEFAULT_POLICY, Rules
+from espalier_operator.model import DEFAULT_POLICY, NodeGroup, Rules
 from espalier_operator.policies.settings import configured
 
 AS_RECORDED: Final = ""
@@ -85,6 +88,10 @@ class KubeSettings:
     """Signs that a node is about to go: KEY or KEY=VALUE of a taint or label, or the type of a condition that is True.
     Nothing new is placed on such a node, and what runs there moves with notice. `none`: no signs.
     `node.kubernetes.io/unschedulable` stands for nodes that are cordoned."""
+    node_groups: tuple[str, ...] = ()
+    """Nodes that an autoscaler adds when pods wait, as JSON: {"name": "a100", "labels": {"pool": "a100"}, "gpus": 8,
+    "maxNodes": 4, "gpuType": "NVIDIA-A100", "taints": [{"key": "spot", "value": "", "effect": "NoSchedule"}]}. The pods
+    of a job that fits nowhere else are made, and wait for such nodes, which have these labels, and no others."""
     trainer_image: str = "espalier-trainer:latest"
     """Image of jobs whose template names none."""
     image_pull_policy: str | None = None
@@ -128,6 +135,8 @@ class KubeSettings:
     """Time within which granted extra workers must be bound to a node."""
     placement_seconds: float = Rules().placement_seconds
     """A job waits again if kube-scheduler finds no node for a base worker for this time, though GPUs are free."""
+    node_wait_seconds: float = Rules().node_wait_seconds
+    """A job waits again if nodes that were requested for it, of `node_groups`, have not come after this time."""
     fair_share_half_life_seconds: float = 86_400.0
     """Among waiting jobs of the same priority, those whose queue (or namespace) recently held the fewest base GPUs go
     first. Past GPUs count half as much after each such time. 0: the order is by priority and age."""
@@ -157,6 +166,10 @@ class KubeSettings:
         names = (each for each in self.other_gpu_resources if each.startswith(DEVICE_CLASS))
         return {each.removeprefix(DEVICE_CLASS): each for each in names}
 
+    def labels_of(self, name: str) -> Mapping[str, str]:
+        """Return the labels of the nodes of a group; none where it is not known."""
+        return next((group.labels for group in map(node_group, self.node_groups) if group.name == name), {})
+
     @property
     def rules(self) -> Rules:
         """The settings that planning depends on."""
@@ -164,6 +177,8 @@ class KubeSettings:
             policy=self.policy,
             tolerated_taints=self.tolerated_taints,
             placement_seconds=self.placement_seconds,
+            node_wait_seconds=self.node_wait_seconds,
+            node_groups=tuple(map(node_group, self.node_groups)),
             rack_label=self.rack_label,
             fair_share_half_life_seconds=self.fair_share_half_life_seconds,
             aging_seconds=self.aging_seconds,
@@ -180,6 +195,13 @@ class KubeSettings:
         )
 
 
+@cache
+def node_group(text: str) -> NodeGroup:
+    """Return a node group from JSON; `ValueError` where it is none."""
+    return _NODE_GROUP.validate_json(text)
+
+
+_NODE_GROUP: Final = TypeAdapter(NodeGroup)
 ALL = tuple(field.name for field in fields(KubeSettings))
 
 
@@ -241,9 +263,11 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> An
         raise click.BadParameter(
             f"{value!r} has no domain; write DOMAIN/NAME, as in nvidia.com/gpu", context, parameter
         )
-    elif name == "policy":
+    elif name in ("policy", "node_groups"):
         try:
-            configured(value)
+            configured(value) if name == "policy" else [*map(node_group, value)]
+        except ValidationError as error:
+            raise click.BadParameter(first_fault(error), context, parameter) from error
         except ValueError as error:
             raise click.BadParameter(str(error), context, parameter) from error
     elif name == "image_pull_policy" and value not in (None, "Always", "IfNotPresent", "Never"):

@@ -31,6 +31,17 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestNodes(Admit):
+    """Make the pods of the job's base workers: an autoscaler adds nodes for those that find none."""
+
+    node_group: str
+    """Group to which these nodes are to be added."""
+    nodes_by: float
+    """Time until which the job waits for them."""
+    reason: Reason = Reason.NODES_REQUESTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GrantExtra:
     """Lend spare GPUs: raise the extra workers to `extra`."""
 

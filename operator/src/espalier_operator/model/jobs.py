@@ -210,6 +210,10 @@ class JobRecord:
     """Number of base workers with scheduling gates, which hold no GPUs."""
     down_since: float | None = field(default=None, compare=False)
     """Time since which it has no running leader though it has trained and goes on; None while it has one."""
+    node_group: str = ""
+    """The group of nodes to which some are to be added for it; empty once all its base workers have a node."""
+    nodes_by: float | None = None
+    """Time until which it waits for these nodes."""
     hold_until: float | None = None
     """Time before which it is granted nothing more, as it could not use its grant."""
     lend_after: float | None = None
@@ -321,7 +325,7 @@ class JobFacts(JobRecord):
     @property
     def base_gpus_held(self) -> int:
         """GPUs that the allocation gives its base workers."""
-        if self.admitted_at is None:
+        if self.admitted_at is None or self.nodes_by is not None:
             return 0
         return max(0, self.terms.min_replicas - self.gated) * self.terms.gpus_per_worker
 

@@ -12,7 +12,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, ClassVar, Final
+
+from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel
 
 from espalier_core.types import environment
 from espalier_core.types.status import MAX_AVOIDED_NODES
@@ -95,6 +98,37 @@ class Node:
     def admits(self, constraints: Constraints) -> bool:
         """Return whether a pod with `constraints` may be bound to it, as far as its labels and taints decide."""
         return constraints.admit(self.host, self.labels, self.taints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """Nodes of one kind, of which an autoscaler adds some when pods wait: capacity that may come."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", alias_generator=to_camel, validate_by_name=True
+    )
+
+    name: str
+    labels: Annotated[Mapping[str, str], Field(min_length=1)] = field(hash=False)
+    """Labels that its nodes have, and no others; the autoscaler knows them before there is a node."""
+    gpus: Annotated[int, Field(gt=0)]
+    """GPUs of a node."""
+    max_nodes: Annotated[int, Field(ge=0)]
+    """The most nodes that it may have."""
+    gpu_type: str = ""
+    """The type of these GPUs."""
+    taints: tuple[Taint, ...] = ()
+
+    @property
+    def node(self) -> Node:
+        """A node as it would come."""
+        return Node(
+            name=self.name, gpu_type=self.gpu_type, allocatable=self.gpus, labels=self.labels, taints=self.taints
+        )
+
+    def has(self, node: Node) -> bool:
+        """Return whether `node` is one of them."""
+        return self.labels.items() <= node.labels.items()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

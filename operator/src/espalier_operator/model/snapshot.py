@@ -12,7 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from espalier_core.files.documents import first_fault
 from espalier_operator.model.constraints import Constraints, Toleration
 from espalier_operator.model.jobs import JobFacts
-from espalier_operator.model.nodes import Avoided, NamespaceLimit, Node, Placement, Promise, Worker
+from espalier_operator.model.nodes import Avoided, NamespaceLimit, Node, NodeGroup, Placement, Promise, Worker
 from espalier_operator.model.queues import Claim, QueueLimits
 
 DEFAULT_POLICY: Final = "fair"
@@ -62,6 +62,11 @@ class Rules:
     evaluation_seconds: float = 60.0
     """Time beyond the budget and the grace period for a leader that has announced its last evaluation. It does not grow
     with the budget: any job can announce an evaluation."""
+
+    node_wait_seconds: float = 900.0
+    """Time for which a job waits for nodes to be added to one of `node_groups`."""
+    node_groups: tuple[NodeGroup, ...] = ()
+    """Capacity that may come. The nodes of the snapshot are what there is."""
 
     tolerated_taints: tuple[str, ...] = ()
     """Keys of the taints that all workers tolerate."""

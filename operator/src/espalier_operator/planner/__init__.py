@@ -47,6 +47,7 @@ from espalier_operator.planner.cycle import OpenJobs, PlanningCycle
 from espalier_operator.planner.lending import Lending
 from espalier_operator.planner.lifecycle import JobLimits, PlanBuilder
 from espalier_operator.planner.placement import WorkerIndex
+from espalier_operator.planner.provisioning import NodeRequests
 from espalier_operator.policies import Policy
 from espalier_operator.policies.learned import FALLBACK
 
@@ -83,7 +84,8 @@ def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
     cycle.hold_granted(promises)
 
     # 5. Reclaim what is lent on nodes that lose GPUs, and move jobs off nodes that are about to go.
-    claims = Claims(cycle)
+    node_requests = NodeRequests(cycle)
+    claims = Claims(cycle, node_requests)
     claims.leave_departing_gpus()
 
     # 6. Find GPUs for base workers that have lost theirs, and for pods of others. Jobs that find none wait again.
@@ -91,7 +93,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
 
     # 7. Admit waiting jobs in order: on free GPUs, on reclaimed ones, or on those of jobs that yield. One that must
     # wait reserves GPUs; later ones are backfilled.
-    Admission(cycle).admit()
+    Admission(cycle, node_requests).admit()
 
     # 8. Keep GPUs for workloads that a queueing system is to admit: nothing is lent that these could have.
     claims.serve_queued()

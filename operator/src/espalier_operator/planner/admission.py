@@ -13,6 +13,7 @@ from espalier_operator.model.constraints import Constraints
 from espalier_operator.planner.cycle import PlanningCycle
 from espalier_operator.planner.lifecycle import admission_of, is_held_back, obstacle
 from espalier_operator.planner.preemption import GpuTypeMigrations, Preemptor
+from espalier_operator.planner.provisioning import NodeRequests
 from espalier_operator.planner.starting import Starting
 from espalier_operator.reclaim.extra_workers import ExtraWorker
 
@@ -20,8 +21,10 @@ from espalier_operator.reclaim.extra_workers import ExtraWorker
 class Admission:
     """The admissions of one cycle."""
 
-    def __init__(self, cycle: PlanningCycle) -> None:
-        self._cycle, self._record = cycle, cycle.record
+    def __init__(self, cycle: PlanningCycle, node_requests: NodeRequests) -> None:
+        self._cycle, self._record, self._node_requests = cycle, cycle.record, node_requests
+        self._unmet: list[JobFacts] = []
+        """Jobs that get no GPUs of the nodes that there are, in order."""
         running = [job for job in cycle.running if job.terms.base_preemptible] if cycle.order.preempts else []
         # Those on another type of GPU than theirs yield last, or move.
         self._preemptor = Preemptor(cycle, sorted(running, key=cycle.order.is_elsewhere))
@@ -51,6 +54,9 @@ class Admission:
             else:
                 self._admit_in_turn(job, borrowing=True)
         self._cycle.stop(self._moves.stopping(), Reason.PREEMPTED_BY_POLICY)
+        for job in self._unmet if self._cycle.rules.node_groups else ():
+            self._starting.forgo(job)
+            self._node_requests.request(job)
         self._starting.end_reservations()
 
     def _between_types(self) -> list[JobFacts]:
@@ -93,7 +99,11 @@ class Admission:
             fits_elsewhere = self._cycle.places.large_enough(
                 terms.gpu_type, terms.constraints.gpus_alone, gpus, workers
             )
-            self._record.refuse(job, Reason.UNSCHEDULABLE if fits_elsewhere else Reason.TOO_LARGE)
+            may_come = self._node_requests.could_hold(job)
+            lacks = Reason.NO_FREE_GPU if may_come else Reason.TOO_LARGE
+            self._record.refuse(job, Reason.UNSCHEDULABLE if fits_elsewhere and not may_come else lacks)
+            if may_come and not self._cycle.order.waits(job):
+                self._unmet.append(job)
         elif self._cycle.order.waits(job):
             self._record.refuse(job, Reason.HELD_BY_POLICY)
         elif not (allowed := self._cycle.allowed(job, node_pools, borrowing=borrowing)):
@@ -108,15 +118,17 @@ class Admission:
                 self._record.refuse(job, Reason.QUOTA_EXCEEDED)
         elif not self._gets_room_in_namespace(job, allowed):
             self._record.refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
-        elif not self._starting.start_or_wait(job, allowed) and not borrowing and len(allowed) < len(node_pools):
-            borrowed = [
-                node_pool
-                for node_pool in self._cycle.allowed(job, node_pools, borrowing=True)
-                if node_pool not in allowed
-            ]
-            if borrowed:
-                self._elsewhere[job.key] = borrowed
-                return False
+        elif not self._starting.start_or_wait(job, allowed):
+            if not borrowing and len(allowed) < len(node_pools):
+                borrowed = [
+                    node_pool
+                    for node_pool in self._cycle.allowed(job, node_pools, borrowing=True)
+                    if node_pool not in allowed
+                ]
+                if borrowed:
+                    self._elsewhere[job.key] = borrowed
+                    return False
+            self._unmet.append(job)
         return True
 
     def _gets_room_in_namespace(self, job: JobFacts, node_pools: Sequence[NodePool]) -> bool:

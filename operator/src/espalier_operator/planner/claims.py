@@ -13,6 +13,7 @@ from espalier_operator.model.actions import Replace, Requeue
 from espalier_operator.model.constraints import Constraints
 from espalier_operator.planner.cycle import PlanningCycle
 from espalier_operator.planner.lifecycle import obstacle
+from espalier_operator.planner.provisioning import NodeRequests
 
 _MOST_LOOKS: Final = 2000
 """The most nodes that are looked at in a plan, for pods of others that kube-scheduler keeps from nodes with GPUs for
@@ -25,8 +26,8 @@ _BY_SCHEDULER: Final = (Reason.UNSCHEDULABLE, Reason.VOLUME_UNAVAILABLE)
 class Claims:
     """The claims of one cycle."""
 
-    def __init__(self, cycle: PlanningCycle) -> None:
-        self._cycle, self._record = cycle, cycle.record
+    def __init__(self, cycle: PlanningCycle, node_requests: NodeRequests) -> None:
+        self._cycle, self._record, self._node_requests = cycle, cycle.record, node_requests
         self._barred: set[str] = set()
         """Jobs of which a worker waits until a node is tried again."""
         since = cycle.now - cycle.rules.dip_seconds
@@ -70,6 +71,9 @@ class Claims:
         places, bound = self._cycle.places, self._cycle.worker_index.bound
         for job in places.choosiest_first(self._cycle.running):
             if self._record.is_stopped(job):
+                continue
+            if job.nodes_by is not None:
+                self._node_requests.wait(job, job.nodes_by)
                 continue
             wants = job.terms.min_replicas - len(self._cycle.worker_index.gated[job.key])
             if len(bound[job.key]) >= wants and job.key not in places.moved:

@@ -181,7 +181,9 @@ class PlanningCycle:
             others,
             self.transaction,
         )
-        self.places = WorkerPlacer(self.capacity, workers, snapshot.placements, self.avoidance)
+        self.places = WorkerPlacer(
+            self.capacity, workers, snapshot.placements, self.avoidance, bool(snapshot.rules.node_groups)
+        )
         self.reclaims = ReclaimQueue(self.capacity, self.running, workers.extras, self.leaving, self.order, now)
         self.namespaces = NamespaceLedger(
             snapshot.namespace_limits, snapshot.jobs, snapshot.workers, self.leaving, kept

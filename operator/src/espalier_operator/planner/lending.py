@@ -64,8 +64,8 @@ class Lending:
             supply = self._supply_extra(job, extra, granted)
             if supply is Supply.NOW:
                 places = self._cycle.places
-                places.extra_nodes[job.key] += places.placed(job, mark)[-1:]
                 lent = self._cycle.capacity.placed_since(mark)[-1:]
+                places.lend(job, lent)
                 places.near(job).update(lent)
                 places.lent_nodes[job.key] += lent
                 granted[job.key] = granted.get(job.key, job.extra) + 1

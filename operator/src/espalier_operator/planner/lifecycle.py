@@ -184,7 +184,7 @@ def _starts_by(job: JobFacts) -> float | None:
     """Return by when an admitted job has to train, first or again; None for no such time."""
     since = job.down_since if job.trained else job.admitted_at
     limit = job.terms.pre_running_deadline_seconds
-    return None if since is None or limit is None or job.gated else since + limit
+    return None if since is None or limit is None or job.gated or job.nodes_by is not None else since + limit
 
 
 def _end_of_start(job: JobFacts, now: float) -> Action | None:

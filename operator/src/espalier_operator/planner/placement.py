@@ -186,10 +186,16 @@ class WorkerPlacer:
     """The nodes of one cycle's workers."""
 
     def __init__(
-        self, capacity: Capacity, worker_index: WorkerIndex, prior: Mapping[str, Placement], avoidance: Avoidance
+        self,
+        capacity: Capacity,
+        worker_index: WorkerIndex,
+        prior: Mapping[str, Placement],
+        avoidance: Avoidance,
+        pins_extra: bool = False,
     ) -> None:
         """`prior` is what the last plan chose for workers that may not be there yet."""
         self._capacity, self._worker_index, self._prior, self._avoidance = capacity, worker_index, prior, avoidance
+        self._pins_extra = pins_extra
         self._node_pools: dict[str, NodePool] = {}
         """By admitted job: where its workers may run."""
         self._nodes: dict[str, set[str]] = {}
@@ -240,8 +246,12 @@ class WorkerPlacer:
         preferred = (node_pool for (node_pool,) in self.levels(job, [job.gpu_type or ""]))
         node_pools = [*dict.fromkeys((*preferred, self.node_pool(job)))]
         promised = _hold_promised(self._capacity, job, node_pools, promise, own, kept, now, chosen)
-        self.extra_nodes[job.key] += [worker.node if job.pinned else None for worker in promised]
+        self.lend(job, (worker.node for worker in promised))
         own += promised
+
+    def lend(self, job: JobFacts, nodes: Iterable[str | None]) -> None:
+        """Choose the nodes of extra workers to be made. Unpinned, they would ask an autoscaler for nodes."""
+        self.extra_nodes[job.key] += [node if job.pinned or self._pins_extra else None for node in nodes]
 
     def node_pool(self, job: JobFacts) -> NodePool:
         """Return where the workers of an admitted job may run."""

@@ -112,6 +112,13 @@ class Starting:
         for each in self._reserved.values():
             self._cycle.namespaces.hold(each.job, -each.job.terms.min_replicas)
 
+    def forgo(self, job: JobFacts) -> None:
+        """Keep nothing for a job that waits any more."""
+        known = self._reserved.pop(job.key, None)
+        if known is not None:
+            self._cycle.hold_quota(job, known.reservation.node_pool, sign=-1)
+            self._cycle.reservations.cancel(known.reservation)
+
     def start_elsewhere(self, job: JobFacts, node_pools: Sequence[NodePool]) -> None:
         """Start a job that waits on one of `node_pools` if it can start there, and give up what it has reserved."""
         known = self._reserved.get(job.key)

@@ -45,6 +45,8 @@ DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 """The annotation by which `kubectl logs` and `kubectl exec` choose among the containers of a pod."""
 STAYS: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 """What tells cluster-autoscaler and Karpenter to leave a node to a pod: one that gives nothing back."""
+DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+"""The annotation by which others may tell which pods of a job are the cheapest to lose."""
 METRICS: Final = "metrics"
 """Name of the port on which the leader is scraped."""
 KEY_FOLDER: Final = "/var/run/secrets/espalier.dev/workers"
@@ -95,7 +97,10 @@ def worker_pod(
     spec.setdefault("enableServiceLinks", False)
     _set_class(spec, job, worker, settings)
     label = None if gpu_type is None else nodes.label_of(gpu_type)
-    if label:
+    requested = settings.labels_of(status.scheduling.node_group) if worker is WorkerRole.BASE else {}
+    if requested:  # an autoscaler may not know the label of the type before there is a node
+        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **requested}
+    elif label:
         spec.setdefault("nodeSelector", {})[settings.gpu_type_label] = label
     elif label is not None:
         require_label_empty(spec, settings.gpu_type_label)
@@ -136,6 +141,7 @@ def worker_pod(
     stays = worker is WorkerRole.BASE and not job.terms.base_preemptible
     named["annotations"] = {
         DEFAULT_CONTAINER: container["name"],
+        DELETION_COST: str(_deletion_cost(worker, index)),
         **(STAYS if stays else {}),
         **(given.annotations or {}),
         **(assigned.annotations if assigned else {}),
@@ -154,6 +160,13 @@ def trainer_spec(job: KubeJob, settings: KubeSettings) -> Manifest:
     ours = [{"key": key, "operator": "Exists"} for key in settings.tolerated_taints]
     tolerations += [toleration for toleration in ours if toleration not in tolerations]
     return spec
+
+
+def _deletion_cost(worker: WorkerRole, index: int) -> int:
+    """Return more for the leader than for other base workers, and less for extra workers, the last ones the least."""
+    if worker is WorkerRole.EXTRA:
+        return -1 - index
+    return 1000 if index == 0 else 100
 
 
 def _make_ready_trainer(spec: Manifest, given: Manifest, settings: KubeSettings, gpu_resource: str) -> None:

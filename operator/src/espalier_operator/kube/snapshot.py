@@ -71,7 +71,7 @@ def seen_by_operator(
         if job.problems is not None and job.job is None:
             left_out[seen.key] = job.problems.problems
         job.reject(rejection_of(job.written))
-        job.recorded_admission = admission_of(job.written)
+        job.kueue.recorded = admission_of(job.written)
         job.look(now)
         jobs.append(job)
     snapshot = assemble(jobs, store, now, rules or settings.rules)

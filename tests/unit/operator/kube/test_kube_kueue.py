@@ -399,3 +399,18 @@ def test_kueue_hears_what_a_running_job_would_lose() -> None:
 def test_who_loses_more_is_boosted_no_less(one: float, other: float) -> None:
     assert 0 <= boost_of(min(one, other)) <= boost_of(max(one, other)) <= 9
     assert [boost_of(minutes * 60) for minutes in (0, 0.9, 1, 2, 4, 256, 1e4)] == [0, 0, 1, 2, 3, 9, 9]
+
+
+def test_a_job_that_loses_its_label_is_kueues_until_it_waits(life: Life) -> None:
+    life.world.add_node("node", gpus=2)
+    life.kueue.add_flavor("any", gpus=1)
+    life.submit()
+    life.submit("waits")
+    life.until(life.runs)
+    for key, job in [*life.world.jobs.items()]:
+        life.world.jobs[key] = {**job, "metadata": {**job["metadata"], "labels": {}}}
+    life.until(lambda: life.runs("waits") and [*life.world.workloads] == [life.workload()])
+    life.kueue.evict(life.workload())
+    life.until(lambda: not life.world.workloads)
+    life.until(life.runs)
+    assert life.status().restarts + life.status().preemptions == 0

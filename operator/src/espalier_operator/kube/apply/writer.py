@@ -95,13 +95,13 @@ class JobWriter:
 
         if self._settings.kueue and not job.asking.holds(now):
             # 2. Ask Kueue for quota, or give it back.
-            active, extras = not job.is_deactivated, [each for each in job.workloads if each.extra is not None]
+            base, active = job.kueue.base, not job.kueue.is_deactivated
             asked: list[KueueStep] = [
-                *workload_steps(job.job, state, pods, job.workload, self._settings, active),
-                *extra_workload_steps(job.job, state, pods, extras, job.wished, self._settings),
+                *workload_steps(job.job, state, pods, base, self._settings, active),
+                *extra_workload_steps(job.job, state, pods, job.kueue.extras, job.wished, self._settings),
             ]
-            if job.workload is not None and (boost := job.boost) is not None:
-                asked.append(BoostWorkload(workload=job.workload, boost=boost))
+            if base is not None and (boost := job.kueue.boost(job.facts, now)) is not None:
+                asked.append(BoostWorkload(workload=base, boost=boost))
             if asked:
                 await self._attempt(job, job.asking, self._ask(job, asked))
 

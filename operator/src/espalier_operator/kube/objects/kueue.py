@@ -181,15 +181,15 @@ def tolerating(waits: Iterable[Worker], flavors: Iterable[Flavor]) -> Iterator[W
 
 
 def admission_by(
-    workload: Workload | None, asks: Asks, flavors: Mapping[str, Flavor], trouble: str
+    workload: Workload | None, asks: Asks | None, flavors: Mapping[str, Flavor], trouble: str
 ) -> ExternalAdmission:
-    """Return what Kueue has decided about a job that asks for `asks`; `trouble` is what keeps its Workload away.
+    """Return what Kueue has decided about a job that asks for `asks`, None: for what its Workload asks for.
 
-    Where Kueue says nothing it has taken nothing back.
+    `trouble` is what keeps its Workload away. Where Kueue says nothing it has taken nothing back.
     """
     if workload is None:
         return ExternalAdmission(message=trouble or "its Workload is to be made")
-    if workload.asks.quota != asks.quota:
+    if asks is not None and workload.asks.quota != asks.quota:
         message = "it has changed, and asks for other than its Workload does, which is made again"
         return ExternalAdmission(withdrawn=True, message=message)
     unknown = sorted(workload.flavors - flavors.keys())

@@ -20,16 +20,7 @@ from espalier_operator.job.transitions import after
 from espalier_operator.job.view import Trouble, facts_of, held_by, memory_of, promise_of, state_of, utc
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import StartTrouble, told
-from espalier_operator.kube.objects.jobs import Assignment, InvalidJob, KubeJob, assigned_to
-from espalier_operator.kube.objects.kueue import (
-    Asks,
-    Workload,
-    admission_by,
-    asks_of,
-    assignment_of,
-    boost_of,
-    extras_by,
-)
+from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, assigned_to
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import (
@@ -52,12 +43,11 @@ from espalier_operator.kube.state.workers import (
     trouble_of,
     workers_of,
 )
+from espalier_operator.kube.state.workloads import JobWorkloads
 from espalier_operator.kube.watch.jobs import JobObject
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.model import NOWHERE, JobFacts, Placement, Promise, Worker
 from espalier_operator.model.actions import Action, Admit, GrantExtra, Requeue
-from espalier_operator.model.queues import ExternalAdmission
-from espalier_operator.reclaim.victims import lost_seconds
 
 
 class ManagedJob(WorkItem):
@@ -95,14 +85,8 @@ class ManagedJob(WorkItem):
         """The API server's last answer about its base workers' pods."""
         self.extra_rejected: Trouble | None = None
         """The same about those of its extra workers, since it was last lent some."""
-        self.is_deactivated = False
-        """Somebody has deactivated its Workload: one that replaces it is inactive, too."""
-        self._missing = ""
-        """Why its Workload cannot be made."""
-        self._asks: Asks | None = None
-        """What it asks Kueue for; None: nothing."""
-        self.recorded_admission: ExternalAdmission | None = None
-        """By its status, for who does not see Workloads."""
+        self.kueue = JobWorkloads(seen.ref, store, settings)
+        """By which Kueue admits it."""
         self._parsed: KubeJob | None = None
         """The job without what Kueue assigns to it."""
         self.complaints: dict[Reason, str] = {}
@@ -129,7 +113,7 @@ class ManagedJob(WorkItem):
                 if self.job is not None and self.state.admitted_at is None:
                     self.state = replace(self.state, hold_until=None)
             self._parsed, self.problems = seen.parsed, None
-            self._asks = asks_of(seen.parsed, self._settings) if seen.parsed.local_queue else None
+            self.kueue.asked_by(seen.parsed)
             self.job = assigned_to(seen.parsed, None if self.job is None else self.job.assigned, self._settings)
             if self.state.admitted_at is not None:
                 self.state = self.state.with_workers(self.job.terms.min_replicas)
@@ -143,10 +127,6 @@ class ManagedJob(WorkItem):
             elif self.written is not None:
                 created_at = seen.created_at
                 self.job = remnant_of(seen.parsed, seen.raw, self.written, self.state, created_at, self._settings)
-
-    def _assign(self, assigned: Assignment | None) -> None:
-        if self._parsed is not None:
-            self.job = assigned_to(self._parsed, assigned, self._settings)
 
     @property
     def is_remnant(self) -> bool:
@@ -230,7 +210,9 @@ class ManagedJob(WorkItem):
         if reports and self.report.read(self._store.reports.of(self.ref), self.state):
             self.mark_dirty(PendingChanges.NONE, FlushPriority.CHANGES)
         if PendingChanges.PODS in self.news:
-            self._look_at_workload()
+            assigned = self.kueue.assigned(self.job.assigned, active=self.state.active)
+            if assigned != self.job.assigned and self._parsed is not None:
+                self.job = assigned_to(self._parsed, assigned, self._settings)
             pods = self._told(self._store.pods_of(self.ref))
             reach = self._store.reach_of(pods, now)
             self.pods = sort_pods(self.job, self.state, pods, reach)
@@ -257,52 +239,11 @@ class ManagedJob(WorkItem):
             self.seen = seen
             self.news = PendingChanges.FACTS
 
-    def _look_at_workload(self) -> None:
-        """Take in what Kueue says; a job that runs keeps what it was assigned as long as Kueue says nothing."""
-        if not self._settings.kueue or self.job is None:
-            return
-        found = self.workload
-        if found is not None:
-            self.is_deactivated = not found.active
-        assigned = self.job.assigned if self.state.active else None
-        if found is not None and found.admitted:
-            assigned = assignment_of(found, self._store.flavors.mapping())
-        if assigned != self.job.assigned:
-            self._assign(assigned)
-
-    @property
-    def workload(self) -> Workload | None:
-        """The Workload by which Kueue admits it."""
-        return next((each for each in self.workloads if each.extra is None), None)
-
-    @property
-    def workloads(self) -> list[Workload]:
-        """That one, and those of its extra workers."""
-        return self._store.workloads_of(self.ref) if self._settings.kueue else []
-
-    @property
-    def boost(self) -> str | None:
-        """What Kueue is to add to its priority while it runs, as it was last looked at; None: it does."""
-        if not self._settings.kueue_priority_boost or self.facts is None or self.workload is None:
-            return None
-        boost = str(boost_of(lost_seconds(self.facts, self.looked_at)) if self.state.active else 0)
-        return None if boost == (self.workload.boost or "0") else boost
-
     def miss_workload(self, why: str) -> None:
         """Record why its Workload cannot be made; empty: it could."""
-        if why != self._missing:
-            self._missing = why
+        if why != self.kueue.missing:
+            self.kueue.missing = why
             self.mark_dirty(PendingChanges.FACTS, FlushPriority.CHANGES)
-
-    @property
-    def _admission(self) -> ExternalAdmission | None:
-        if self._asks is None:
-            return self.recorded_admission
-        found = admission_by(self.workload, self._asks, self._store.flavors.mapping(), self._missing)
-        if not self._settings.kueue_extra_workers:
-            return found
-        extra, withdrawn = extras_by([each for each in self.workloads if each.extra is not None], self.state.extra)
-        return replace(found, extra=extra, extra_withdrawn=withdrawn)
 
     def act(self, action: Action) -> None:
         """Apply a decision to the state. The budgets are first counted up to the last observation."""
@@ -475,5 +416,5 @@ class ManagedJob(WorkItem):
         terms, now, timing = self.job.terms, self.looked_at, self._timing
         done = self.program.done if terms.program else None
         troubles, measured = (trouble, self.extra_rejected), self.report.measured
-        admission = self._admission
+        admission = self.kueue.admission(self.state.extra, active=self.state.active)
         return facts_of(self.key, self.state, self.seen, terms, now, timing, *troubles, measured, done, admission)

@@ -1,1 +1,1 @@
-"""The laboratory of Espalier: studies of the product, and what the product uses of them where this is installed."""
+"""The laboratory of Espalier: studies of the product, and optional parts that the product uses if it is installed."""

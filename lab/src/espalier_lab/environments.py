@@ -3,7 +3,7 @@
     >>> import gymnasium
     >>> environment = gymnasium.make("espalier_lab.environments:espalier/Placement-v0")
 
-Gymnasium 1.0 and later know no environment before a program imports what registers it. The part before the colon does.
+Gymnasium 1.0 and later know an environment only after the import of its module, the part before the colon.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ENTRIES: Final = {
     ),
     "espalier/Rewrites-v0": ("espalier_lab.rewriting.learned:RewritesEnvironment", None),
 }
-"""By name: what makes one, and what makes many at once."""
+"""Entry points by name: for one environment, and for many at once."""
 
 for _name, (_one, _many) in _ENTRIES.items():
     if _name not in gymnasium.registry:  # the first of them registers itself where the laboratory is not installed
@@ -39,8 +39,8 @@ Flat = NDArray[np.float32]
 class FlatEnvironment(gymnasium.Wrapper[Flat, np.int64, Any, Any]):
     """An environment whose observations are one vector of numbers from -1 to 1, and whose actions are one number.
 
-    Entries of the dictionary follow each other in the order of their names. What exceeds ±1 is scaled by its bound b,
-    as sign(x) log(1 + |x|) ÷ log(1 + b): seconds, and bounds of 2³¹ - 1, do not drown what is 0 or 1. An action of
+    Entries of the dictionary follow each other in the order of their names. Entries beyond ±1 are scaled by their bound
+    b, as sign(x) log(1 + |x|) ÷ log(1 + b): seconds, and bounds of 2³¹ - 1, do not drown what is 0 or 1. An action of
     several numbers is counted like the places of its mask, row by row.
 
     With Maskable PPO of sb3-contrib, which calls `action_masks`:
@@ -50,7 +50,7 @@ class FlatEnvironment(gymnasium.Wrapper[Flat, np.int64, Any, Any]):
     """
 
     def __init__(self, environment: gymnasium.Env[Any, Any]) -> None:
-        """Wrap an environment. Raises `ValueError` for an observation that has no bounds."""
+        """Wrap an environment. Raise `ValueError` for an observation without bounds."""
         super().__init__(environment)
         self._inner = environment
         bounds = [_bounds(name, space) for name, space in _entries(environment.observation_space)]
@@ -68,13 +68,13 @@ class FlatEnvironment(gymnasium.Wrapper[Flat, np.int64, Any, Any]):
         return self._flat(observation, info), info
 
     def step(self, action: np.int64 | int) -> tuple[Flat, Any, bool, bool, dict[str, Any]]:
-        """Carry out an action; raises `IllegalActionError` where the environment does."""
+        """Carry out an action; raise `IllegalActionError` if the environment does."""
         inner = action if len(self._shape) == 1 else np.array(np.unravel_index(int(action), self._shape))
         observation, reward, terminated, truncated, info = self._inner.step(inner)
         return self._flat(observation, info), reward, terminated, truncated, info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return which actions are legal now; none when the episode is over."""
+        """Return which actions are legal now; all are false when the episode is over."""
         return self._mask.copy()
 
     def _flat(self, observation: dict[str, Any], info: dict[str, Any]) -> Flat:
@@ -89,7 +89,7 @@ def _entries(space: Any) -> list[tuple[str, Any]]:
 
 
 def _bounds(name: str, space: spaces.Space[Any]) -> NDArray[np.float64]:
-    if not isinstance(space, spaces.Box):  # what is 0 or 1
+    if not isinstance(space, spaces.Box):  # 0 or 1
         return np.ones(int(np.prod(space.shape or ())), np.float64)
     bound: NDArray[np.float64] = np.maximum(np.abs(space.low), np.abs(space.high)).astype(np.float64).ravel()
     if not np.isfinite(bound).all():

@@ -1,4 +1,4 @@
-"""The extra worker of a study's runs: a separate process that takes part in one run after the other."""
+"""The extra worker of a study's runs: a separate process that joins one run after the other."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class ExtraWorker:
 
     @contextmanager
     def following(self, job: AdaptiveTrainingJob, seed: int) -> Iterator[Rendezvous]:
-        """Let it take part in a run within the context; yields where the leader meets it.
+        """Let it join a run within the context; yield the rendezvous with the leader.
 
-        Raises `RuntimeError` where it failed, or does not leave at the end.
+        Raise `RuntimeError` if it fails, or does not leave at the end.
         """
         with TemporaryDirectory(prefix="espalier-study-") as folder:
             place = str(Path(folder) / "rendezvous")
@@ -76,7 +76,7 @@ class ExtraWorker:
 
 
 def await_worker(team: Team) -> None:
-    """Wait for the extra worker, so that it is there when its GPU comes: its start is no part of a comparison."""
+    """Wait until the extra worker has started, so that its start is not part of a comparison."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while team.waiting < 1:
         if time.monotonic() > deadline:
@@ -93,7 +93,7 @@ def _follow(runs: Connection, over: Event) -> None:
             return
         try:
             _take_part(AdaptiveTrainingJob.model_validate_json(text), seed, place, over)
-        except Exception as error:  # whatever it is, report it to the run that waits for this process
+        except Exception as error:  # report any error to the run that waits for this process
             runs.send(f"{type(error).__name__}: {error}")
         else:
             runs.send("")

@@ -1,4 +1,4 @@
-"""How sure the mean of some values is: 95 % intervals by Student's t."""
+"""Uncertainty of the mean of some values: 95 % intervals by Student's t."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Interval(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float], comparisons: int = 1) -> Interval:
-        """Return that of the mean of `values`, which were chosen among this many `comparisons`."""
+        """Return the interval of the mean of `values`, which were chosen among this many `comparisons`."""
         mean, half = statistics.fmean(values), half_width(values, comparisons)
         return cls(mean, mean - half, mean + half) if math.isfinite(half) else cls(mean, None, None)
 

@@ -1,7 +1,7 @@
-"""Finished runs of a study on disk, so that a study that was stopped continues: in one file, or a file each.
+"""Finished runs of a study on disk, so that a stopped study continues: in one file, or one file per run.
 
-`RunFile` appends the runs to a file of JSON lines, which one process writes. In `RunFolder` each run has a file of its
-own, for runs that several processes finish. A run is written whole or not at all.
+`RunFile` appends the runs to a file of JSON lines, which one process writes. In `RunFolder` each run has a separate
+file, for runs of several processes. A run is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class RunStoreError(ValueError):
-    """Stored runs cannot be used. The message says why and what to do."""
+    """Stored runs cannot be used. The message has the reason and the remedy."""
 
 
 class InUseError(RunStoreError):
@@ -30,7 +30,7 @@ class InUseError(RunStoreError):
 
 
 def check_same(there: Record, here: Record, refused: str) -> None:
-    """Raise `RunStoreError`, which begins with `refused`, where two records differ: it says in what."""
+    """Raise `RunStoreError`, beginning with `refused` and naming the difference, if two records differ."""
     theirs, ours = there.model_dump(), here.model_dump()
     found = "; ".join(f"{name}: {theirs[name]} there, {ours[name]} here" for name in ours if ours[name] != theirs[name])
     if found:
@@ -38,14 +38,14 @@ def check_same(there: Record, here: Record, refused: str) -> None:
 
 
 class RunFile(Generic[KeyT, RecordT]):
-    """Runs by their keys, kept in a file of JSON lines; in memory alone where there is no file."""
+    """Runs by their keys, in a file of JSON lines, or only in memory if there is no file."""
 
     def __init__(
         self, path: Path | None, kind: type[RecordT], key: Callable[[RecordT], KeyT], head: Record | None = None
     ) -> None:
-        """Read the file, or begin it. `head` is its first line: what all of its runs have in common.
+        """Read the file, or begin it. `head` is its first line, with the common properties of all runs.
 
-        A line that was not written to its end is dropped. Raises `RunStoreError` where the head is another one.
+        An incomplete last line is dropped. Raise `RunStoreError` if the head differs.
         """
         self._path, self._key = path, key
         self._runs: dict[KeyT, RecordT] = {}
@@ -76,11 +76,11 @@ class RunFile(Generic[KeyT, RecordT]):
         return self._runs[key]
 
     def missing(self, wanted: Iterable[KeyT]) -> list[KeyT]:
-        """Return what of `wanted` is not done yet."""
+        """Return the keys in `wanted` that are not done yet."""
         return [key for key in wanted if key not in self._runs]
 
     def add(self, run: RecordT) -> None:
-        """Keep one more; it is on the disk when this returns."""
+        """Add one run; it is on the disk when this returns."""
         self._runs[self._key(run)] = run
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
@@ -90,7 +90,7 @@ class RunFile(Generic[KeyT, RecordT]):
 
 
 def head_of(path: Path | None, kind: type[RecordT]) -> RecordT | None:
-    """Return the head of a `RunFile`; None where there is no file."""
+    """Return the head of a `RunFile`; None if there is no file."""
     if path is None or not path.exists():
         return None
     with path.open(encoding="utf-8") as file:
@@ -99,13 +99,13 @@ def head_of(path: Path | None, kind: type[RecordT]) -> RecordT | None:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """A folder in which each run has a file of its own."""
+    """A folder with one file per run."""
 
     path: Path
 
     @contextmanager
     def held(self, what: str) -> Iterator[None]:
-        """Keep the folder from other processes; `InUseError` where one works in it. `what` names what one does here."""
+        """Lock the folder against other processes; raise `InUseError` if one works in it. `what` names the activity."""
         self.path.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -118,14 +118,14 @@ class RunFolder:
             os.close(handle)
 
     def read(self, name: str, kind: type[RecordT]) -> RecordT | None:
-        """Return a record; None where there is none. Raises `DocumentError` where it is damaged."""
+        """Return a record; None if there is none. Raise `DocumentError` if it is damaged."""
         try:
             return read_document(self.path / name, kind)
         except FileNotFoundError:
             return None
 
     def whole(self, name: str, kind: type[RecordT]) -> RecordT | None:
-        """Return a record; None where there is none, or it is damaged."""
+        """Return a record; None if there is none, or it is damaged."""
         try:
             return self.read(name, kind)
         except DocumentError:

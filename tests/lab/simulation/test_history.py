@@ -255,7 +255,7 @@ def test_a_policy_file_is_shadowed_and_its_completion_times_are_estimated(folder
     assert "The snapshots of 1 others were removed." in table.stdout
     assert f"of {shadow['plans'] - 1} recorded plans, {learned} decides " in table.stdout
     done = CliRunner().invoke(simulate, [str(folder), "--cluster", "1x4", "--shadow", "fair"])
-    assert "only an audit log says what was decided; add --format audit" in str(done.output) + str(done.exception)
+    assert "only an audit log has recorded decisions; add --format audit" in str(done.output) + str(done.exception)
 
 
 def test_measured_speeds_make_jobs_faster_with_more_workers_and_others_are_as_they_were() -> None:

@@ -1,4 +1,4 @@
-"""What came out of simulations, as a picture: how long jobs took, how many were unfinished, and who held which GPUs."""
+"""The results of simulations as a picture: durations of jobs, numbers of unfinished jobs, and holders of GPUs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ mpl.use("Agg")
 _HOUR: Final = 3600.0
 _COLOURS: Final = "viridis_r"
 _MOST_SHOWN: Final = 6
-"""Simulations whose holders of GPUs are drawn, the first ones: each takes a panel."""
+"""Maximum number of simulations, the first ones, whose holders of GPUs are drawn: each takes a panel."""
 _PARTS: Final = 200
-"""Of the time, in each of which the GPUs held are averaged."""
+"""Number of time intervals over which held GPUs are averaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class DrawnSimulation:
     label: str
     gpus: int
     spans: Sequence[tuple[float, float]]
-    """When each job was submitted and was complete."""
+    """Submission and completion of each job."""
     held: Sequence[Sequence[HeldSpan]]
-    """Of each job."""
+    """Held GPUs of each job."""
 
 
 def draw_simulations(courses: Sequence[DrawnSimulation], path: Path) -> None:
@@ -76,7 +76,7 @@ def draw_simulations(courses: Sequence[DrawnSimulation], path: Path) -> None:
 
 
 def _draw_holders(axes: Axes, course: DrawnSimulation, scale: LogNorm) -> None:
-    """Draw when each job waited, in grey, and when it held how many GPUs; a line a job, the earliest at the top."""
+    """Draw the times at which each job waited (grey) or held GPUs, one line per job, the earliest at the top."""
     order = sorted(range(len(course.spans)), key=lambda index: course.spans[index])
     waits, lines, gpus = [], [], list[float]()
     for place, index in enumerate(order):
@@ -96,7 +96,7 @@ def _draw_holders(axes: Axes, course: DrawnSimulation, scale: LogNorm) -> None:
 
 
 def _count(axes: Axes, spans: Iterable[tuple[float, float]]) -> None:
-    """Draw how many spans there are at each time."""
+    """Draw the number of spans at each time."""
     changes = Counter[float]()
     for start, end in spans:
         changes[start] += 1
@@ -107,7 +107,7 @@ def _count(axes: Axes, spans: Iterable[tuple[float, float]]) -> None:
 
 
 def _average(axes: Axes, spans: Sequence[HeldSpan]) -> None:
-    """Draw the GPUs held, on average over parts of the time, as they change hands too often to be seen."""
+    """Draw the held GPUs, averaged over intervals, as they change hands too often to be seen."""
     width = max((span.end for span in spans), default=0.0) / _PARTS
     parts = [0.0] * _PARTS
     for start, end, gpus in spans:

@@ -1,4 +1,4 @@
-"""What came out of simulations, as tables and as JSON; with several seeds, means and paired differences."""
+"""The results of simulations, as tables and as JSON; with several seeds, means and paired differences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOTES: Final = {
     "accuracyGained": "no job of the trace grows",
     "lentGpuHours": "no job of the trace grows",
 }
-"""Why a metric does not apply."""
+"""Reasons why a metric does not apply."""
 _METRICS: Final[Mapping[str, tuple[str, Callable[[SimulationOutcome], float | None]]]] = {
     "averageJctSeconds": ("MEAN-JCT", lambda found: found.average_jct),
     "medianJctSeconds": ("MEDIAN", lambda found: found.median_jct),
@@ -37,12 +37,12 @@ _METRICS: Final[Mapping[str, tuple[str, Callable[[SimulationOutcome], float | No
     "accuracyGained": ("GAINED", lambda found: found.accuracy_gained),
     "lentGpuHours": ("LENT-H", lambda found: found.lent_gpu_hours),
 }
-"""Of several seeds: by name in JSON, the heading and the figure of one run."""
+"""Metrics over several seeds: the name in JSON, with the heading and the figure of one run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationRun:
-    """One simulation that has ended; `seed` is None where nothing was drawn."""
+    """One simulation that has ended; `seed` is None if nothing was drawn."""
 
     trace: str
     policy: str
@@ -53,7 +53,7 @@ class SimulationRun:
 
 
 def document(runs: Sequence[SimulationRun], driver: str, *, several: bool) -> dict[str, Any]:
-    """Return the runs as JSON; with `several` seeds, their means and the differences from the first policy too."""
+    """Return the runs as JSON; with `several` seeds, also their means and the differences from the first policy."""
     found: dict[str, Any] = {"runs": [_document(run, driver) for run in runs]}
     if several:
         found["means"] = [
@@ -70,12 +70,12 @@ def document(runs: Sequence[SimulationRun], driver: str, *, several: bool) -> di
 
 
 def title_of(trace: str) -> str:
-    """Return what a trace is called in tables: the name of its file, or what generates it."""
+    """Return the title of a trace in tables: the name of its file, or of its generator."""
     return trace if trace.startswith(PREFIX) else Path(trace).name
 
 
 def print_report(runs: Sequence[SimulationRun], *, several: bool) -> None:
-    """Print a table with a row a run; of `several` seeds, with a row a policy, and the differences."""
+    """Print a table with a row per run; for `several` seeds, with a row per policy, and the differences."""
     names = {run.trace: title_of(run.trace) for run in runs}
     if len(set(names.values())) < len(names):
         names = {trace: trace for trace in names}
@@ -117,9 +117,9 @@ def _means(group: Sequence[SimulationRun]) -> dict[str, Interval]:
 
 
 def _differences(runs: Sequence[SimulationRun]) -> Iterator[tuple[str, str, str, Interval, int, tuple[float, int]]]:
-    """Yield the mean JCT of each other policy minus that of the first one, of the same trace and seed.
+    """Yield the mean JCT of each other policy minus that of the first one, for the same trace and seed.
 
-    What was simulated once, as nothing is drawn in it, is compared with each seed of the other.
+    A run without draws was simulated once, and is compared with each seed of the other.
     """
     groups = list(_groups(runs))
     for trace, policy, group in groups:

@@ -1,4 +1,4 @@
-"""`espalier simulate --shadow`: what a policy would have decided compared with an operator, as a table and as JSON."""
+"""`espalier simulate --shadow`: a policy's decisions compared with an operator's, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from espalier_lab.simulator.shadow import ShadowComparison, shadow_of
 from espalier_operator.policies.settings import configured_here
 
 SHOWN: Final = 20
-"""Differences in the table; JSON has all."""
+"""Number of differences in the table; JSON has all."""
 _NOTHING: Final = "nothing"
 
 Shadows = Sequence[tuple[str, str, ShadowComparison]]
-"""Folder, shadow policy, and what it would have decided."""
+"""Folder, shadow policy, and its decisions."""
 
 
 def shadows_of(traces: Sequence[str], form: str, policy: str) -> Shadows:
-    """Return what a policy would have decided at the plans of each audit log. Raises `ValueError`."""
+    """Return a policy's decisions at the plans of each audit log. Raise `ValueError`."""
     if form != AUDIT:
-        raise InputError(f"--shadow {policy}: only an audit log says what was decided; add --format {AUDIT}")
+        raise InputError(f"--shadow {policy}: only an audit log has recorded decisions; add --format {AUDIT}")
     return [(trace, policy, shadow_of(Path(trace), configured_here(policy), policy)) for trace in traces]
 
 
 def policies_with(shadow: str, shadows: Shadows, given: Sequence[str]) -> tuple[str, ...]:
-    """Return the policies to simulate: those that were given, else those of the operators; and the shadow policy."""
+    """Return the policies to simulate: the given ones, else the operators'; and the shadow policy."""
     found = list(given)
     if not given:
         for _, _, compared in shadows:
@@ -45,7 +45,7 @@ def policies_with(shadow: str, shadows: Shadows, given: Sequence[str]) -> tuple[
 
 
 def print_shadows(shadows: Shadows) -> None:
-    """Print what the policy would have decided otherwise."""
+    """Print the policy's deviating decisions."""
     for trace, policy, shadow in shadows:
         click.echo(
             f"\n{trace}: of {shadow.plans} recorded plans, {policy} decides {shadow.same} like the operator"

@@ -1,4 +1,4 @@
-"""What `espalier simulate` runs: jobs from a file, a generator or a history, on a cluster, by a driver."""
+"""The runs of `espalier simulate`: jobs from a file, a generator or a history, on a cluster, by a driver."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ FORMATS: Final = (POLLUX, *TABLES, GAVEL, AUDIT)
 BAD: Final = "bad"
 LARGER: Final = "larger"
 HAPPENED: Final = "happened"
-"""In the place of a policy: what a history says."""
+"""The recorded course of a history, in the place of a policy."""
 
 J = TypeVar("J")
 
 
 @cache
 def carried_curves() -> dict[str, GrowthCurve]:
-    """Return what models gain by growing, by the outcome tables that the agent carries."""
+    """Return the gains of models by growing, from the outcome tables included with the agent."""
     from espalier_agent.data import carried_tables, table_sets  # only where a trace has jobs that grow
 
     return growth_curves(table for name in table_sets() for table in carried_tables(name))
@@ -54,17 +54,17 @@ def carried_curves() -> dict[str, GrowthCurve]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """One run that is prepared."""
+    """One prepared run."""
 
     jobs: Sequence[EndedJob]
-    """Those that count: of a history, the jobs that ended in it."""
+    """Jobs that count: for a history, the jobs that ended in it."""
     gpus: int
     run: Callable[[Callable[[int], None]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSource:
-    """What the options say. `prepare` raises `TraceError` for what cannot be simulated."""
+    """The values of the options. `prepare` raises `TraceError` for a trace that cannot be simulated."""
 
     form: str
     profiles: Path | None
@@ -74,14 +74,14 @@ class TraceSource:
     base_preemption: str | None = None
     selection: Selection = field(default_factory=Selection)
     skip: Sequence[str] = ()
-    """What is left out, and counted: `BAD` lines, jobs `LARGER` than the cluster."""
+    """Kinds that are left out, and counted: `BAD` lines, jobs `LARGER` than the cluster."""
     notes: list[str] = field(default_factory=list)
-    """What readers of the results should know about the traces."""
+    """Remarks about the traces for readers of the results."""
     _known: dict[str, Profiles] = field(default_factory=dict)
     _histories: dict[str, AuditHistory] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for options that contradict each other, `TraceError` for a wrong cluster."""
+        """Raise `InputError` for contradictory options, `TraceError` for a wrong cluster."""
         if self.driver != PLAN:
             for option, value in (("--latency", self.latency), ("--base-preemption", self.base_preemption)):
                 if value is not None:
@@ -104,7 +104,7 @@ class TraceSource:
             raise InputError(f"--cluster: is missing; only --format {AUDIT} knows its cluster")
 
     def prepare(self, trace: str, policy: Policy, seed: int) -> Simulation:
-        """Return the run of a trace under a policy; `seed` is that of a generator."""
+        """Return the run of a trace under a policy; `seed` is for a generator."""
         if self.form == GAVEL:
             return self._prepared_by_type(trace, policy, seed)
         if self.form == AUDIT:
@@ -115,7 +115,7 @@ class TraceSource:
         return self._prepared(jobs, nodes, self.latencies, policy)
 
     def happened(self, trace: str) -> Simulation:
-        """Return what a history says."""
+        """Return the recorded course of a history."""
         history = self._history(trace)
         if not history.happened:
             raise TraceError(f"{trace}: no job ended while the audit log was written: nothing can be compared")
@@ -124,7 +124,7 @@ class TraceSource:
         )
 
     def left_out(self, trace: str) -> int:
-        """Return how many jobs of a history are not replayed."""
+        """Return the number of jobs of a history that are not replayed."""
         return self._history(trace).left_out
 
     def _history(self, trace: str) -> AuditHistory:
@@ -156,7 +156,7 @@ class TraceSource:
         return read_pollux(Path(trace), self._known.get("profiles"), policy.elasticity)
 
     def _fitting(self, trace: str, jobs: Sequence[J], fits: Callable[[J], bool]) -> list[J]:
-        """Return the jobs without those that never fit, where they are skipped; else all. Raises `TraceError`."""
+        """Return the jobs, if skipped without those that never fit. Raise `TraceError`."""
         fitting = [job for job in jobs if LARGER not in self.skip or fits(job)]
         if not fitting:
             raise TraceError(f"{trace}: all of its {len(jobs)} jobs need more GPUs than the cluster has")
@@ -165,7 +165,7 @@ class TraceSource:
         return fitting
 
     def _tell(self, note: str) -> None:
-        if note not in self.notes:  # a trace is read again for each run
+        if note not in self.notes:  # each run reads its trace again
             self.notes.append(note)
 
     def _prepared_by_type(self, trace: str, policy: Policy, seed: int) -> Simulation:
@@ -186,7 +186,7 @@ class TraceSource:
 
     @property
     def latencies(self) -> Latencies:
-        """Those of `--latency`."""
+        """The latencies of `--latency`."""
         return LATENCIES[self.latency or "none"]
 
     def _prepared(

@@ -1,1 +1,1 @@
-"""What growth leads to, measured: corpora of models, trainings in virtual time that are collected and judged."""
+"""Measured effects of growth: corpora of models, and trainings in virtual time that are collected and judged."""

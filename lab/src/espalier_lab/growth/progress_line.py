@@ -1,4 +1,4 @@
-"""How far a long command is: one line on stderr."""
+"""The progress of a long command, in one line on stderr."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import click
 
 @dataclass
 class ProgressLine:
-    """A line that is rewritten on a terminal; elsewhere a new one every few seconds."""
+    """A line that is rewritten on a terminal; elsewhere, a new line every few seconds."""
 
     EVERY_SECONDS: ClassVar[float] = 10.0
     what: str
-    """That is counted: `runs`."""
+    """Name of the counted things: `runs`."""
     _last: float | None = None
 
     def __call__(self, done: int, total: int, left_seconds: float | None) -> None:
-        """Show it; `left_seconds` is None while nothing is known."""
+        """Show the progress; `left_seconds` is None if unknown."""
         terminal = sys.stderr.isatty()
         now = time.monotonic()
         if not terminal and self._last is not None and now - self._last < self.EVERY_SECONDS and done < total:

@@ -1,7 +1,7 @@
 """The core of masked PPO, the same for all studies (Schulman et al. 2017, arXiv 1707.06347; GAE: arXiv 1506.02438).
 
-An action that is not allowed has the log probability -inf, or a score so low that its probability is 0. What differs
-between studies is the rollout, the critic, and within what advantages are normalised.
+An action that is not allowed has the log probability -inf, or a score so low that its probability is 0. Studies differ
+in the rollout, the critic, and the normalisation of advantages.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 def advantages(rewards: Tensor, values: Tensor, gae: float) -> Tensor:
     """Return generalised advantage estimates without discount, (episodes, decisions).
 
-    A_t = δ_t + λ·A_{t+1} with δ_t = r_t + V_{t+1} - V_t; after the last decision V and A are 0, as the end of a
-    budget is the end of what can be earned.
+    A_t = δ_t + λ·A_{t+1} with δ_t = r_t + V_{t+1} - V_t; after the last decision V and A are 0, as nothing can be
+    earned after the end of a budget.
     """
     estimates = torch.zeros_like(rewards)
     value_after = advantage_after = torch.zeros(len(rewards))
@@ -27,7 +27,7 @@ def advantages(rewards: Tensor, values: Tensor, gae: float) -> Tensor:
 
 
 def clipped_loss(now: Tensor, before: Tensor, gained: Tensor, clip: float) -> Tensor:
-    """Return PPO's clipped objective, to minimise, for log probabilities now and when played, and advantages."""
+    """Return PPO's clipped objective, to minimise, from log probabilities now and when played, and advantages."""
     ratio = (now - before).exp()
     return -torch.minimum(ratio * gained, ratio.clamp(1 - clip, 1 + clip) * gained).mean()
 

@@ -1,12 +1,12 @@
-"""One policy of many: what several runs of the exact learner say on the average, taught to one network.
+"""One policy from many: the mean of several runs of the exact learner, taught to one network.
 
-Runs that differ in their seed alone agree about the tables that they have learnt, and differ where they have not: which
-of the sequences that a table's noise put close together is followed is an accident of the beginning. Their mean is
-steadier than one of them (an ensemble), and one network can be taught to answer as the mean does (Hinton, Vinyals and
-Dean, Distilling the Knowledge in a Neural Network, 2015; of policies: Rusu and others, Policy Distillation, 2015).
+Runs that differ only in their seed agree about learnt tables, and differ elsewhere: their choice among sequences that a
+table's noise puts close together is an accident of the start. Their mean is steadier than one of them (an ensemble),
+and one network can be taught to answer like the mean (Hinton, Vinyals and Dean, Distilling the Knowledge in a Neural
+Network, 2015; of policies: Rusu and others, Policy Distillation, 2015).
 
-For that nothing has to be known of accuracies, so the student is also asked at times that no table was collected at:
-each update draws a time left for each model that the tables reach.
+This needs no accuracies, so the student also learns at times without a table: each update draws a time left for each
+model that the tables reach.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from espalier_lab.learners.many_seeds import SeededRun, learn_many
 
 
 class DistilledConfig(ExpectedConfig):
-    """Hyperparameters: the fields of `expected`, for the members, and these."""
+    """Hyperparameters: the fields of `expected` for the members, and these."""
 
     members: int = Field(default=8, ge=2, le=64)
-    """Number of runs whose mean is taught."""
+    """Number of runs in the mean that is taught."""
     student_updates: int = Field(default=600, ge=1)
     student_times: int = Field(default=4, ge=1)
-    """Times left that are drawn for each model in each update of the student."""
+    """Number of times left drawn for each model in each update of the student."""
 
 
 DEFAULT: Final = DistilledConfig()
@@ -45,7 +45,7 @@ class Ensemble:
     """Networks of one shape, evaluated together."""
 
     def __init__(self, network: PolicyNetwork, members: Sequence[PolicyNetwork]) -> None:
-        """`network` gives the shape, `members` the weights."""
+        """`network` has the shape, `members` the weights."""
         self._network = network
         states = [member.state_dict() for member in members]
         self._weights = {name: torch.stack([state[name] for state in states]) for name in states[0]}

@@ -1,17 +1,15 @@
 """Double DQN over outcome tables, for models with any number of actions (van Hasselt, Guez and Silver 2016).
 
-The value of an action is the network's score of it: the same network that other learners read as a policy, so that
-a model with more growth points has more values and the maximum is over its own. The policy that is learnt decides
-by the largest value; the probabilities that it reports are the values' softmax, which says which is better and not
-how often it is played.
+The value of an action is its score by the network, which other learners read as a policy: a model with more growth
+points has more values, and the maximum is over its own. The learnt policy decides by the largest value; the
+probabilities that it reports are the values' softmax, which ranks actions and does not say how often they are played.
 
-With the paper's reward it often stays below the best sequence of three decisions. A reason may be that states grown
-in another order look alike to the network where the tables tell them apart, so that the value carried back through
-such a state is the mean of unlike ones; that was not isolated. A dense reward is the remedy and the default: it pays
-at each step what the table expects from there, and leaves less to be carried back.
+With the paper's reward it often stays below the best sequence of three decisions. A reason may be that states grown in
+another order look alike to the network where the tables tell them apart, so that the value carried back through such a
+state is the mean of unlike ones; that was not isolated. A dense reward is the remedy and the default: it pays at each
+step what the table expects from there, so that less must be carried back.
 
-Replay holds which action was taken in which state. What followed and what it was worth is the table's and never
-changes.
+Replay stores the action taken in a state. The next state and the reward come from the table and never change.
 """
 
 from __future__ import annotations
@@ -40,9 +38,9 @@ class DqnConfig(Record):
     """Hyperparameters of double DQN."""
 
     episodes: int = Field(default=60_000, ge=1)
-    """Of all tables together; rounded up to whole updates."""
+    """Number of episodes of all tables together; rounded up to whole updates."""
     episodes_per_update: int = Field(default=10, ge=1)
-    """Of each table, between two steps of the optimiser."""
+    """Number of episodes of each table between two steps of the optimiser."""
     replay: int = Field(default=20_000, ge=1)
     """Size of the replay memory, in decisions; the oldest are dropped."""
     batch: int = Field(default=1024, ge=1)
@@ -52,22 +50,22 @@ class DqnConfig(Record):
     least_exploration: float = Field(default=0.1, ge=0, le=1)
     """Share of decisions taken at random from then on."""
     target_every: int = Field(default=20, ge=1)
-    """Updates between two copies of the network to the one that values what follows."""
+    """Updates between two copies of the network to the target network."""
     returns: Returns = Returns.STANDARDISED
     """Return of a final accuracy."""
     reward: Reward = Reward.OVER_MEAN
-    """How the return is distributed over an episode's steps."""
+    """Distribution of the return over an episode's steps."""
     learning_rate: float = Field(default=4e-3, gt=0)
-    """Of Adam, falling linearly to 0 at the end."""
+    """Learning rate of Adam, falling linearly to 0 at the end."""
     gradient_norm: float = Field(default=10.0, gt=0)
     """Gradients are clipped to this norm."""
     time_jitter: float = Field(default=0.0, ge=0, le=0.5)
-    """Each update shifts a table's times left by a uniformly random share of the budget up to this, either way."""
+    """Maximum shift of times left, as a share of the budget: each update draws one per table, either way."""
 
 
 DEFAULT: Final = DqnConfig()
-"""For several tables at once: on the paper's six a mean regret of .0032 to .0036 in about 10 s of one core (2 seeds of
-`graph`, 1 of `lstm`). That is worse than PPO."""
+"""For several tables at once: on the paper's six a mean regret of 0.0032 to 0.0036 in about 10 s of one core (2 seeds
+of `graph`, 1 of `lstm`). That is worse than PPO."""
 
 
 class Replay:
@@ -82,7 +80,7 @@ class Replay:
         return min(self._added, len(self._decisions))
 
     def add(self, states: Tensor, actions: Tensor) -> None:
-        """Remember decisions; where there are more than it holds, the last of them."""
+        """Store decisions; if there are more than it holds, the last of them."""
         size = len(self._decisions)
         new = torch.stack([states, actions], dim=1)
         places = (self._added + torch.arange(len(new)))[-size:] % size
@@ -136,7 +134,7 @@ def train(start: Start, config: DqnConfig, progress: ProgressCallback) -> int:
 
 
 def exploring(values: Tensor, legal: Tensor, random: float) -> Tensor:
-    """Return ε-greedy probabilities of the actions, (states, actions): 0 for those that are not legal."""
+    """Return ε-greedy probabilities of the actions, (states, actions): 0 for illegal ones."""
     best = values.masked_fill(~legal, -torch.inf).argmax(dim=1)
     chances = random * legal / legal.sum(dim=1, keepdim=True)
     chances[torch.arange(len(best)), best] += 1.0 - random
@@ -146,8 +144,8 @@ def exploring(values: Tensor, legal: Tensor, random: float) -> Tensor:
 def double_targets(rewards: Tensor, next_states: Tensor, values: Tensor, later: Tensor, legal: Tensor) -> Tensor:
     """Return r + Q_target(s', argmax Q(s', ·)) over the legal actions of s'; r alone where the episode is over.
 
-    `next_states` counts states first and ended sequences after them; `values` and `later` are what the network and
-    the target network say of all states and actions.
+    `next_states` counts states first and ended sequences after them; `values` and `later` are the outputs of the
+    network and the target network for all states and actions.
     """
     chosen = values.masked_fill(~legal, -torch.inf).argmax(dim=1)
     value = later.gather(1, chosen[:, None]).squeeze(1)

@@ -1,6 +1,6 @@
-"""A graph network regressed on what growths gained: the same rows, targets and weights as the trees have.
+"""A graph network fitted to the gains of growths, with the same rows, targets and weights as the trees.
 
-How long and how strongly regularised was chosen by families that were left out of learning.
+The training time and the regularisation were chosen on families left out of learning.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class GraphGainsConfig(GrowthsConfig):
 
     epochs: int = Field(default=12, ge=1)
     batch: int = Field(default=64, ge=1)
-    """Models."""
+    """Number of models in a batch."""
     learning_rate: float = Field(default=2e-3, gt=0)
-    """The highest: it rises in the first tenth of more than ten steps, and falls to 0."""
+    """Maximum learning rate: it rises in the first tenth of more than ten steps, and falls to 0."""
     weight_decay: float = Field(default=0.03, ge=0)
 
 
 class GraphGainsHistoryConfig(GraphGainsConfig, HeldOut):
-    """Hyperparameters of learning from a history, too."""
+    """Hyperparameters of learning with a history."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Some models, and what their growths gained: (n,) each, but features (n, features)."""
+    """Some models, and the gains of their growths: (n,) each, but features (n, features)."""
 
     graphs: Prepared
     models: Tensor
@@ -95,7 +95,7 @@ def _fit(
 def _batches(
     network: GraphGainsNetwork, found: Sequence[GrowthSample], size: int, chance: random.Random
 ) -> Iterator[_Batch]:
-    """Yield all rows, those of one model together."""
+    """Yield all rows, with the rows of one model together."""
     by_model: dict[int, list[GrowthSample]] = {}
     for row in found:
         by_model.setdefault(id(row.architecture), []).append(row)

@@ -1,12 +1,11 @@
 """PPO over outcome tables: many episodes a batch, several clipped steps on each (Schulman et al. 2017).
 
-What differs from the usual:
+Differences from the usual:
 
-1. The critic is a table, one value for each state: there are few and each batch visits them many times. Only the
-   policy needs to say something about states that it has not seen.
-2. A pass evaluates all states of all tables at once and takes all steps of the batch: there are no minibatches.
-3. Advantages are not normalised. Returns are, once for each table, and the dense reward makes them small where
-   nothing is left to learn.
+1. The critic is a table, one value for each state: there are few and each batch visits them many times. Only the policy
+has to generalise to unseen states. 2. A pass evaluates all states of all tables at once and takes all steps of the
+batch: there are no minibatches. 3. Advantages are not normalised. Returns are, once per table, and the dense reward
+makes them small where nothing is left to learn.
 """
 
 from __future__ import annotations
@@ -35,36 +34,36 @@ class PpoConfig(Record):
     """Hyperparameters of PPO."""
 
     episodes: int = Field(default=150_000, ge=1)
-    """Of all tables together; rounded up to whole updates."""
+    """Number of episodes of all tables together; rounded up to whole updates."""
     episodes_per_update: int = Field(default=100, ge=1)
-    """Of each table, in a batch."""
+    """Number of episodes of each table in a batch."""
     passes: int = Field(default=8, ge=1)
     """Steps of the optimiser on each batch."""
     clip: float = Field(default=0.2, gt=0, lt=1)
-    """How far the probability of a decision may move on one batch, as a share of what it was."""
+    """Limit on the change of a decision's probability on one batch, as a share of the old one."""
     gae: float = Field(default=1.0, ge=0, le=1)
-    """λ of generalised advantage estimation: 1 trusts what was earned, 0 the critic. Episodes are short: 1 will do."""
+    """λ of generalised advantage estimation: 1 trusts the rewards, 0 the critic. Episodes are short: 1 is enough."""
     critic_rate: float = Field(default=0.5, gt=0, le=1)
-    """How far a state's value moves towards what the batch earned from it on."""
+    """Step of a state's value towards the rewards of the batch from it on."""
     returns: Returns = Returns.STANDARDISED
     """Return of a final accuracy."""
     reward: Reward = Reward.PAPER
-    """How the return is distributed over an episode's steps."""
+    """Distribution of the return over an episode's steps."""
     learning_rate: float = Field(default=3e-3, gt=0)
-    """Of Adam, falling linearly to 0 at the end."""
+    """Learning rate of Adam, falling linearly to 0 at the end."""
     gradient_norm: float = Field(default=0.5, gt=0)
     """Gradients are clipped to this norm."""
     entropy: float = Field(default=1.0, ge=0)
     """Weight of the policy's entropy in the objective, falling linearly to 0 at the end."""
     time_jitter: float = Field(default=0.0, ge=0, le=0.5)
-    """Each update shifts a table's times left by a uniformly random share of the budget up to this, either way."""
+    """Maximum shift of times left, as a share of the budget: each update draws one per table, either way."""
 
 
 DEFAULT: Final = PpoConfig()
 """For several tables at once. On the paper's six tables an entropy weight of 1 with 8 passes ended with a smaller mean
-regret than .3 or .6 with 4 (one seed each): with less, learning settles in a sequence that was good first.
-In less than 20 s of one core, `lstm` then has rank 1 of 64 on all six (3 of 3 seeds), `graph` on five or four of them
-(mean regret .0015 to .0017, 3 seeds)."""
+regret than 0.3 or 0.6 with 4 (one seed each): with less, learning settles in the first good sequence. In less than 20 s
+of one core, `lstm` then has rank 1 of 64 on all six (3 of 3 seeds), `graph` on five or four of them (mean regret 0.0015
+to 0.0017, 3 seeds)."""
 
 
 def train(start: Start, config: PpoConfig, progress: ProgressCallback) -> int:
@@ -82,7 +81,7 @@ def train(start: Start, config: PpoConfig, progress: ProgressCallback) -> int:
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * left
 
-        # Play a batch by the policy as it is.
+        # Play a batch by the current policy.
         shifts = time_shifts(config.time_jitter, len(games.games), generator)
         with torch.no_grad():
             before = rollouts.checked(games.log_probabilities(network, shifts=shifts))

@@ -1,1 +1,1 @@
-"""Computing a model otherwise: the rules and their search (`engine`), in a job (`job`), and learned (`learned`)."""
+"""Other computations of a model: the rules and their search (`engine`), in a job (`job`), and learned (`learned`)."""

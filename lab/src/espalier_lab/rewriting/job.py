@@ -1,4 +1,4 @@
-"""Rewrites in a job: what the trainer finds by the entry point `rewrites` of the group `espalier.executions`."""
+"""Rewrites in a job, found by the trainer through the entry point `rewrites` of the group `espalier.executions`."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from espalier_trainer.net2net.modules import ExampleInput, mode
 from espalier_trainer.training.execution import BrokenOffError, Execution, Limits, Loss, Rewrite, RewritesRefusedError
 
 _CHECKED_ROWS: Final = 4
-"""Examples of the check in double precision, which does not depend on their number."""
+"""Number of examples in the check in double precision, whose result does not depend on it."""
 _SEARCHING_STEPS: Final = 9
-"""A search measures each operator: in steps. With a ResNet-18 on a CPU it took 4.4, with a SqueezeNet 9."""
+"""Duration of a search, which measures each operator, in steps: 4.4 with a ResNet-18 on a CPU, 9 with a SqueezeNet."""
 _LAYER_SECONDS: Final = 0.007
-"""What capture, search and application take for each layer besides: with these two, 5 and 6 ms."""
+"""Additional seconds per layer for capture, search and application: 5 and 6 ms with these two."""
 _EXPORT_SECONDS: Final = 6.0
-"""What the first torch.export of a process takes besides its layers: up to 5.5 s of CPU, as it loads its compiler."""
+"""Seconds of the first torch.export of a process besides its layers: up to 5.5 s of CPU, to load its compiler."""
 _EXPORT_LAYER_SECONDS: Final = 0.02
-"""What it takes for each layer: with GPT-2s of 4 and of 12 blocks 17 and 16 ms."""
+"""Seconds of it per layer: 17 and 16 ms with GPT-2s of 4 and of 12 blocks."""
 
 
 @dataclass
 class _TimedCosts(OperatorCosts):
-    """Measures operators until it is broken off."""
+    """Operator costs whose measurement can be interrupted."""
 
     check: Callable[[], None] = lambda: None
 
@@ -49,14 +49,14 @@ class _TimedCosts(OperatorCosts):
 
 
 class Rewrites:
-    """Searches for rewrites of a model's graph that its measured operators promise to be faster."""
+    """Searches for rewrites of a model's graph that are faster by its measured operators."""
 
     def __init__(self) -> None:
         self._operators: dict[str, float] = {}
-        """Seconds of the operators that were measured: a grown model has most of those of the smaller one."""
+        """Seconds of the measured operators: a grown model has most operators of the smaller one."""
 
     def seconds(self, module: nn.Module, step: float) -> float:
-        """Return about how long an attempt takes, if a step of the module takes `step` seconds."""
+        """Return the approximate duration of an attempt, if a step of the module takes `step` seconds."""
         return search_seconds(module, step)
 
     def forget(self) -> None:
@@ -66,7 +66,7 @@ class Rewrites:
     def executed(self, module: nn.Module, plan: Mapping[str, Any], example: ExampleInput) -> Execution:
         """Return the execution of `module` by a plan.
 
-        Raises `RewritesRefusedError` for a plan of another model or device, and for a model that cannot be captured.
+        Raise `RewritesRefusedError` for a plan of another model or device, and for a model that cannot be captured.
         """
         try:
             rules = RewritePlan.model_validate(plan)
@@ -85,9 +85,9 @@ class Rewrites:
         loss: Loss,
         limits: Limits,
     ) -> Rewrite:
-        """Return the first exact one of the best rewrites, or why there is none.
+        """Return the first exact one among the best rewrites, or the reason why there is none.
 
-        Raises `RewritesRefusedError` for a model that cannot be captured, and what `limits.check` raises.
+        Raise `RewritesRefusedError` for a model that cannot be captured, and any error of `limits.check`.
         """
         costs = _TimedCosts(module, clock=limits.clock, table=self._operators, check=limits.check)
         exports = may_export(module, limits.step, limits.allowed)
@@ -98,7 +98,7 @@ class Rewrites:
         failed: list[Rewrite] = []
         for _, plan in searched.best:
             if not plan.rules:
-                break  # the others cost more than the model as it is
+                break  # the others cost more than the original model
             limits.check()
             rules = ", ".join(sorted({step.rule for step in plan.rules}))
             found = Rewrite(rules, rules=len(plan.rules), evaluations=searched.evaluations)
@@ -110,7 +110,7 @@ class Rewrites:
             except RewritesRefusedError as error:
                 failed.append(replace(found, message=str(error)))
                 continue
-            # A rule that misjudges the user's model, or what that raises in double precision: another plan may do.
+            # A rule that does not fit the user's model, or an error of it in double precision: another plan may work.
             except Exception as error:
                 failed.append(replace(found, message=f"failed ({type(error).__name__}: {error})"))
                 continue
@@ -123,7 +123,7 @@ class Rewrites:
 
 
 def search_seconds(module: nn.Module, step: float) -> float:
-    """Return about how long a search for rewrites of a model takes, of which a step takes this number of seconds."""
+    """Return the approximate duration of a search for rewrites, from the seconds of a step."""
     return _SEARCHING_STEPS * step + _LAYER_SECONDS * _layers(module)
 
 

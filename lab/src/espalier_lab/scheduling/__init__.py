@@ -1,1 +1,1 @@
-"""Learned scheduling: environments on the driver by rounds of the simulator, what is learnt in them, and its judges."""
+"""Learned scheduling: environments on the simulator's driver by rounds, their learners, and judges."""

@@ -1,4 +1,4 @@
-"""`espalier policies evaluate`: learned policies compared with rules, on the same traces."""
+"""`espalier policies evaluate`: comparison of learned policies with rules, on the same traces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from espalier_lab.scheduling.seed_split import SeedSplit
     default=",".join(map(str, NODES)),
     show_default=True,
     metavar="N[,N...]",
-    help="On clusters with these numbers of nodes.",
+    help="Numbers of nodes of the simulated clusters.",
 )
 @click.option("--episodes", type=click.IntRange(1, 1000), default=10, show_default=True, help="Traces of 60 jobs.")
 @click.option(
@@ -35,7 +35,7 @@ from espalier_lab.scheduling.seed_split import SeedSplit
     type=click.Choice([each.name.lower() for each in SeedSplit]),
     default="judge",
     show_default=True,
-    help="Traces to choose settings by and to judge by are never the same, nor those that were learnt from.",
+    help="Purpose of the traces: those for choosing settings, for judging and for learning are disjoint.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(policies: tuple[str, ...], nodes: str, episodes: int, purpose: str, as_json: bool) -> None:

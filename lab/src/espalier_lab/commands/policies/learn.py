@@ -1,4 +1,4 @@
-"""`espalier policies learn`: imitation of a rule, then a learner from own decisions, into a file."""
+"""`espalier policies learn`: imitation of a rule, then learning from its own decisions; the result is a policy file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFAULTS = LearnerSettings()
 @click.option(
     "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="Write the policy into this file."
 )
-@click.option("--seed", type=click.IntRange(0, 2000), default=0, show_default=True, help="Of traces and weights.")
+@click.option("--seed", type=click.IntRange(0, 2000), default=0, show_default=True, help="Seed of traces and weights.")
 @click.option(
     "--nodes",
     default=",".join(map(str, NODES)),
@@ -55,7 +55,7 @@ _DEFAULTS = LearnerSettings()
     type=click.Choice([*LEARNERS]),
     default=_DEFAULTS.learner,
     show_default=True,
-    help="How they are learnt from: masked PPO, or actor-critic with replay, as the source does.",
+    help="Algorithm for these: masked PPO, or actor-critic with replay, as in the source.",
 )
 @click.option(
     "--without-type", "without", multiple=True, metavar="NAME", help="Learn without this type of jobs. Repeatable."

@@ -1,4 +1,4 @@
-"""What the commands of `espalier policies` share."""
+"""Options shared by the commands of `espalier policies`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_NODES = 1000
 
 
 def cluster_sizes(text: str) -> tuple[int, ...]:
-    """Return the numbers of nodes that `48,96` names. Raises `InputError`."""
+    """Return the numbers of nodes in `48,96`. Raise `InputError`."""
     try:
         sizes = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -23,24 +23,24 @@ def cluster_sizes(text: str) -> tuple[int, ...]:
 
 
 def type_indices(names: tuple[str, ...]) -> tuple[int, ...] | None:
-    """Return the types of jobs without these; None for all. Raises `InputError`."""
+    """Return the types of jobs without these; None for all. Raise `InputError`."""
     known = source().names
     for name in names:
         if name not in known:
-            raise InputError(f"--without-type: {name!r} is none; choose one of {', '.join(known)}")
+            raise InputError(f"--without-type: unknown type {name!r}; choose from {', '.join(known)}")
     if len(set(names)) == len(known):
         raise InputError("--without-type: no type is left; leave one out")
     return tuple(index for index, name in enumerate(known) if name not in names) if names else None
 
 
 def require_folder(output: Path) -> None:
-    """Raise `InputError` where there is no folder for `output`: before minutes of learning, not after."""
+    """Raise `InputError` if there is no folder for `output`: before minutes of learning, not after."""
     if not output.parent.is_dir():
         raise InputError(f"--output: {output.parent} is not a folder; create it first")
 
 
 def write(policy: AllocationPolicy, output: Path) -> None:
-    """Write a policy file. Raises `InputError` where it cannot be written."""
+    """Write a policy file. Raise `InputError` if it cannot be written."""
     try:
         write_policy(policy, output)
     except OSError as error:

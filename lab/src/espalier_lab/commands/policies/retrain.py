@@ -1,4 +1,4 @@
-"""`espalier policies retrain`: a policy file for the policy `learned`, from a cluster's own history."""
+"""`espalier policies retrain`: a policy file for the policy `learned`, from the history of a cluster."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from espalier_lab.simulator.errors import TraceError
 from espalier_operator.policies.settings import configured
 
 BASELINES = ("fair", "optimus", "goodput")
-"""Rules that the file is compared with."""
+"""Rules for comparison with the file."""
 CLUSTERS, QUICK_CLUSTERS = 20, 2
-"""Simulated ones, to learn a placement prior on."""
+"""Numbers of simulated clusters for learning a placement prior."""
 QUICK = ImitationSettings(imitated=1, epochs=3, generations=1, candidates=3, best=2, searched=1, chosen=1)
 
 
@@ -41,8 +41,7 @@ QUICK = ImitationSettings(imitated=1, epochs=3, generations=1, candidates=3, bes
     type=SEEDS,
     default=0,
     show_default=True,
-    help="Of the network's first weights, the order of imitation and the search. Episodes and placement prior do not "
-    "depend on it.",
+    help="Seed of first weights, order of imitation and search. Episodes and placement prior do not depend on it.",
 )
 @click.option(
     "--episodes",

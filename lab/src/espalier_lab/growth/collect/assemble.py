@@ -1,4 +1,4 @@
-"""From the records of all runs to an outcome table."""
+"""Assembly of an outcome table from the records of all runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def assemble(
     seeds: Sequence[int],
     scenario: str,
 ) -> OutcomeTable:
-    """Return the table: means and deviations over the seeds, of each sequence and of each control."""
+    """Return the table: means and deviations over the seeds, for each sequence and each control."""
     decisions = collection.decisions
     outcomes = []
     for actions in sequences(len(collection.actions), decisions):
@@ -60,7 +60,7 @@ def assemble(
 
 
 def _path(seed: int, actions: tuple[int, ...]) -> list[CollectionRun]:
-    """Return the edges that a sequence passes."""
+    """Return the edges of a sequence."""
     return [CollectionRun(RunPurpose.EDGE, seed, actions[: index + 1]) for index in range(len(actions))]
 
 
@@ -80,7 +80,7 @@ def _accuracies(records: Sequence[RunRecord]) -> _Accuracies:
 def _controls(
     collection: Collection, records: Mapping[CollectionRun, RunRecord], seeds: Sequence[int]
 ) -> tuple[Control, ...] | None:
-    """Return the controls that were trained; None where there are none."""
+    """Return the trained controls; None if there are none."""
     decisions = collection.decisions
     named = {
         (RunPurpose.RESTART, ()): ("restart", "at each decision the learning rate begins again, and nothing grows"),

@@ -1,4 +1,4 @@
-"""From what a person asks for to a collection; and training what its plan says and is not done yet."""
+"""Setup of a collection from a person's options, and training of the unfinished runs of its plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.description import describe
 
 Watcher = Callable[[int, int, float | None], None]
-"""Receives the progress: runs done, all runs, and the wall seconds left, None while nothing is known."""
+"""Receives the progress: finished runs, all runs, and the wall seconds left, None if unknown."""
 
 
 def set_up(
@@ -34,9 +34,9 @@ def set_up(
     throughput: float,
     device: str,
 ) -> Collection:
-    """Return what is to be collected; measures the cost of steps where neither text nor earlier state has it.
+    """Return the collection; measure the cost of steps if neither text nor earlier state has it.
 
-    Raises `CollectError`, `StepCostError` or a `TrainerError` for what cannot be used.
+    Raise `CollectError`, `StepCostError` or a `TrainerError` for unusable input.
     """
     budget = job.spec.time_budget_seconds
     if start_at >= budget:
@@ -70,9 +70,9 @@ def collect(
     watcher: Watcher,
     warn: Callable[[str], None],
 ) -> dict[CollectionRun, RunRecord]:
-    """Return the records of all runs; what the folder has is not trained again.
+    """Return the records of all runs; finished runs in the folder are not trained again.
 
-    Raises `CollectError` where a run fails. What is done by then stays in the folder.
+    Raise `CollectError` if a run fails. Runs finished by then stay in the folder.
     """
     records, complaints = folder.done(runs, collection.decisions)
     for complaint in complaints:
@@ -97,7 +97,7 @@ def collect(
 def _forget(
     run: CollectionRun, runs: Sequence[CollectionRun], records: dict[CollectionRun, RunRecord], folder: WorkFolder
 ) -> None:
-    """Remove the checkpoint that `run` continued from, once all that continue from it are done."""
+    """Remove the checkpoint that `run` continued from, once all runs that continue from it are done."""
     parent = run.parent
     if parent is not None and all(other in records for other in runs if other.parent == parent):
         folder.forget_checkpoint(parent)
@@ -105,7 +105,7 @@ def _forget(
 
 @dataclass
 class CollectionProgress:
-    """How long it will take: runs weigh as many budget seconds as they train."""
+    """Remaining time of a collection: runs weigh as many budget seconds as they train."""
 
     collection: Collection
     runs: Sequence[CollectionRun]
@@ -120,7 +120,7 @@ class CollectionProgress:
         self._left = sum(self._weight(run) for run in self.runs if run not in self.records)
 
     def done(self, run: CollectionRun) -> None:
-        """Count a run that has been trained."""
+        """Count a trained run."""
         self._done += self._weight(run)
         self._left -= self._weight(run)
 

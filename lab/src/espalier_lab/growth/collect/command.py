@@ -36,7 +36,7 @@ _OF_TABLES: Final = {
     "device": "--device",
 }
 _OF_CORPORA: Final = {"moments": "--moments", "most": "--most", "ways": "--way", "part": "--part"}
-"""Options that only one of the two kinds of collection reads, by their parameters."""
+"""Options that only one of the two kinds of collection reads, by parameter."""
 
 
 @click.command()
@@ -147,7 +147,7 @@ def collect(
     If the job's adaptation.actions contain Widen, sequences also double groups of channels. maxParameters does not
     limit them, because a table contains all sequences.
     """
-    # Imported here: the other commands of the agent need no trainer.
+    # Imported here, because the other commands of the agent need no trainer.
     from espalier_core.growth.architecture import GrowthError
     from espalier_lab.growth.collect.assemble import assemble
     from espalier_lab.growth.collect.collecting import collect as collect_runs
@@ -229,7 +229,7 @@ def _job(path: Path, time_budget: float | None) -> AdaptiveTrainingJob:
 
 
 def _left_behind(folder: WorkFolder) -> str | None:
-    """Return what to say of a work folder in which something is done."""
+    """Return the message about a work folder with finished runs; None if it has none."""
     if any((folder.path / "runs").glob("*.json")):
         return f"finished runs are kept in {folder.path}; the same command continues from them"
     return None

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class Way(StrEnum):
-    """How a model comes to the decisions of a record."""
+    """The state in which a model comes to the decisions of a record."""
 
     PLAIN = "plain"
-    """It has never grown, and its steps stay as fast as they are."""
+    """The model has never grown, and its steps keep their speed."""
     GROWN = "grown"
-    """It has grown at the first moment."""
+    """The model has grown at the first moment."""
     FASTER = "faster"
     """From each decision on, more workers make its steps faster, whether it grows or not."""
     INSERTED = "inserted"
-    """It has never grown, and may add whole blocks alone: exactly, scaled, and such that they unfold."""
+    """The model has never grown, and may add only whole blocks: exact, scaled, or unfolding."""
 
 
 _USUAL: Final = (Way.PLAIN, Way.GROWN, Way.FASTER)
@@ -37,24 +37,24 @@ _USUAL: Final = (Way.PLAIN, Way.GROWN, Way.FASTER)
 
 @dataclass(frozen=True, slots=True)
 class CorpusOptions:
-    """What is to be collected."""
+    """Options of the collection."""
 
     name: str
-    """A set of families, or a file of Python with `cases()`."""
+    """Name of a set of families, or of a Python file with `cases()`."""
     moments: tuple[float, ...]
     """Shares of the budget, ascending."""
     most: int
-    """Growths that are tried of a model, and again as many that widen."""
+    """Maximum number of growths tried on a model, and again as many that widen."""
     ways: Sequence[Way]
-    """None: all that these moments allow, but `INSERTED`."""
+    """Ways to collect; empty: all that these moments allow, except `INSERTED`."""
     speed: float
-    """Of `Way.FASTER`."""
+    """Speed-up for `Way.FASTER`."""
     seeds: Sequence[int]
     part: tuple[int, int] = (1, 1)
-    """Which of how many parts of the cases, counted from 1."""
+    """Number of the part, from 1, and number of parts of the cases."""
 
     def chosen(self) -> list[Way]:
-        """Return the ways; raises `InputError` where moments do not allow one that was asked for."""
+        """Return the ways; raise `InputError` if the moments do not allow a requested one."""
         wanted = set(self.ways or _USUAL)
         if len(self.moments) == 1:
             if Way.GROWN in self.ways:
@@ -78,11 +78,11 @@ class CorpusOptions:
 def collect_corpus(
     options: CorpusOptions, parallel: int, work_dir: Path | None, output: Path, *, restart: bool = False
 ) -> None:
-    """Train all arms of all cases in all ways, first of one seed, then of the next, and write the corpus.
+    """Train all arms of all cases in all ways, seed by seed, and write the corpus.
 
-    What is done is kept in the work folder, and used unless `restart` is set; of a file of cases in a folder of its
+    Finished runs are kept in the work folder, and used unless `restart` is set; a file of cases has a folder for its
     contents, as a changed file has other cases. The corpus is written after each seed, so that a part can be used
-    already. Raises `InputError`.
+    already. Raise `InputError`.
     """
     from espalier_core.types.outcomes import GrowthCorpus, write_corpus
     from espalier_lab.growth.corpus.families import SETS
@@ -143,7 +143,7 @@ def _settings(options: CorpusOptions) -> list[Setting]:
 
 
 def part_of(_context: click.Context, _option: click.Parameter, text: str) -> tuple[int, int]:
-    """Return the part that `2/8` means."""
+    """Return the part in a text like `2/8`."""
     number, _, parts = text.partition("/")
     if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
         raise click.BadParameter(f"{text!r} is not a part; write 2/8 for the second of eight")

@@ -1,4 +1,4 @@
-"""What a training step costs in virtual time: measured for the starting model and each growth, or given."""
+"""The cost of a training step in virtual time, measured for the starting model and each growth, or given."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from espalier_trainer.optimizers.building import build_optimizer
 
 ROUNDS = 7
 STEPS = 60
-"""In a round."""
+"""Steps in a round."""
 
 
 class StepCostError(ValueError):
-    """A step cost that cannot be used. The message names it and what is wanted."""
+    """A step cost is invalid. The message names it and the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds a step: of the starting model, and more for each layer added at a growth point and each channel.
+    """Seconds per step: of the starting model, with additions for each layer at a growth point and for channels.
 
-    Growths are added up: that a layer costs more where the channels before it were doubled is left out.
+    Additions are summed: the higher cost of a layer behind doubled channels is ignored.
     """
 
     base: float
     added: tuple[tuple[str, float], ...]
     doubled: tuple[tuple[str, int, float], ...] = ()
-    """Of each group of channels: its width in the starting model, and what as many channels more cost."""
+    """For each group of channels: its width in the starting model, and the cost of as many additional channels."""
 
     def __call__(self, architecture: Architecture | None) -> float:
         """Return the seconds of a step of `architecture`."""
@@ -47,7 +47,7 @@ class StepCost:
         return self.base + deeper + wider
 
     def __str__(self) -> str:
-        """Say it in milliseconds."""
+        """Return it in milliseconds."""
         layers = ", ".join(f"{point} {seconds * 1e3:.3f} ms" for point, seconds in self.added)
         groups = ", ".join(f"{group} {seconds * 1e3:.3f} ms" for group, _, seconds in self.doubled)
         doubled = f", for channels doubled {groups}" if groups else ""
@@ -55,9 +55,9 @@ class StepCost:
 
 
 def parse_cost(text: str, points: Sequence[str], groups: Sequence[ChannelGroup] = ()) -> StepCost:
-    """Return the cost that `1.9,0.6,0.5,0.2` means: ms a step, then ms more for a layer at each growth point.
+    """Return the cost in `1.9,0.6,0.5,0.2`: ms per step, then additional ms for a layer at each growth point.
 
-    Then, where there are groups, ms more for each with its channels doubled.
+    If there are groups, additional ms for doubling the channels of each follow.
     """
     growths = len(points) + len(groups)
     wanted = f"write {1 + growths} numbers of ms: a step, then what a layer adds at {', '.join(points)}"
@@ -75,7 +75,7 @@ def parse_cost(text: str, points: Sequence[str], groups: Sequence[ChannelGroup] 
 
 
 def cost_of(base: float, added: Sequence[float], points: Sequence[str], groups: Sequence[ChannelGroup]) -> StepCost:
-    """Return the cost of a step and, in their order, of a layer at each point and of doubling each group, in s."""
+    """Return the cost in s of a step, of a layer at each point and of doubling each group, in their order."""
     deeper, wider = added[: len(points)], added[len(points) :]
     doubled = ((group.id, group.width, seconds) for group, seconds in zip(groups, wider, strict=True))
     return StepCost(base, tuple(zip(points, deeper, strict=True)), tuple(doubled))
@@ -90,7 +90,7 @@ def measure_cost(
 ) -> StepCost:
     """Time training steps of the starting model and of the model grown once at each point and group, in turn.
 
-    The fastest round of each counts, for whatever else runs only makes rounds slower.
+    The fastest round of each counts, as other load only makes rounds slower.
     """
     training = job.spec.training
     data = data.to(device)

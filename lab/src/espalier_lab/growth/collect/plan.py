@@ -1,7 +1,7 @@
-"""What is to be trained for a table, as data: one run for each edge of the tree of decisions, and the controls.
+"""The trainings for a table, as data: one run for each edge of the tree of decisions, and the controls.
 
-A run begins where its parent ended: at an epoch boundary at which a decision is due. So what sequences have in common
-is trained once (for decisions at f1 < f2 < f3 of the budget: f1 + 4(f2-f1) + 16(f3-f2) + 64(1-f3) budgets, not 64).
+A run begins where its parent ended: at an epoch boundary at which a decision is due. So the common parts of sequences
+are trained once (for decisions at f1 < f2 < f3 of the budget: f1 + 4(f2-f1) + 16(f3-f2) + 64(1-f3) budgets, not 64).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from enum import StrEnum
 
 
 class RunPurpose(StrEnum):
-    """What a run is for."""
+    """The purpose of a run."""
 
     TRUNK = "trunk"
     """From the beginning to the first decision."""
     EDGE = "edge"
-    """One decision, then on to the next one, or to the end of the budget."""
+    """One decision, and training to the next one, or to the end of the budget."""
     RESTART = "restart"
-    """Control: at each decision the learning rate begins again, and nothing grows."""
+    """Control: at each decision the learning rate restarts, and nothing grows."""
     THROUGHPUT = "throughput"
     """Control: from the first decision on a step costs less, and nothing grows."""
     SCRATCH = "scratch"
-    """Control: one of the deepest nets, from its own random weights, with the whole budget."""
+    """Control: one of the deepest nets, from separate random weights, with the whole budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class CollectionRun:
     kind: RunPurpose
     seed: int
     actions: tuple[int, ...] = ()
-    """Of an edge, all decisions up to its own. Of a net from scratch, where it is deeper than the starting model."""
+    """For an edge, all decisions up to its own; for a net from scratch, the growth points where it is deeper."""
 
     @property
     def key(self) -> str:
@@ -43,7 +43,7 @@ class CollectionRun:
 
     @property
     def parent(self) -> CollectionRun | None:
-        """The run that this one continues from; None where it begins at the beginning."""
+        """The run that this one continues from; None if it starts a training."""
         if self.kind in (RunPurpose.TRUNK, RunPurpose.SCRATCH):
             return None
         if self.kind is RunPurpose.EDGE and len(self.actions) > 1:
@@ -67,8 +67,8 @@ def runs_for(
 ) -> tuple[CollectionRun, ...]:
     """Return all runs of a table, each after its parent: seed by seed, depth first, so that few checkpoints are kept.
 
-    The actions are the growth points, the groups of channels and, last, to do nothing. The deepest nets are those that
-    have all their layers at one growth point.
+    The actions are the growth points, the groups of channels and, last, nothing. The deepest nets have all their layers
+    at one growth point.
     """
     runs: list[CollectionRun] = []
     for seed in seeds:
@@ -85,5 +85,5 @@ def runs_for(
 def next_run(
     runs: Sequence[CollectionRun], done: Collection[CollectionRun], begun: Collection[CollectionRun]
 ) -> CollectionRun | None:
-    """Return the first run that is not begun and whose parent is done; None where there is none yet."""
+    """Return the first run that is not begun and whose parent is done; None if there is none yet."""
     return next((run for run in runs if run not in begun and (run.parent is None or run.parent in done)), None)

@@ -1,7 +1,7 @@
-"""A collection on disk: what is done, and the checkpoints that are still continued from.
+"""A collection on disk: finished runs, and the checkpoints that others still continue from.
 
-`collection.json` says what is collected, `runs/KEY.json` what each finished run came to, `checkpoints/KEY/` where a run
-stopped before a decision. A record is written after the checkpoint, so whatever is killed leaves runs done or not done.
+`collection.json` describes the collection, `runs/KEY.json` has the result of each finished run, `checkpoints/KEY/` the
+state of a run before a decision. A record is written after the checkpoint, so a kill leaves each run done or not done.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _IDENTITY: Final = "collection.json"
 
 
 class CollectionIdentity(Record):
-    """What must be equal for a collection to be continued with. Seeds may be added."""
+    """The properties that must be equal to continue a collection. Seeds may be added."""
 
     job: str
-    """SHA-256 of the job as it is trained."""
+    """SHA-256 of the prepared job."""
     time_budget_s: float
     start_at_s: float
     decisions: int
@@ -46,7 +46,7 @@ class CollectionIdentity(Record):
 
 
 def identity_of(collection: Collection) -> CollectionIdentity:
-    """Return what makes a collection what it is."""
+    """Return the identity of a collection."""
     cost = collection.cost
     return CollectionIdentity(
         job=hashlib.sha256(json.dumps(collection.job.to_json(), sort_keys=True).encode()).hexdigest(),
@@ -70,18 +70,18 @@ class WorkFolder:
     path: Path
 
     def held(self) -> AbstractContextManager[None]:
-        """Keep the folder from other collections; `InUseError` where one works in it."""
+        """Lock the folder against other collections; raise `InUseError` if one works in it."""
         return self._runs.held("collection")
 
     def step_cost(self, points: Sequence[str], groups: Sequence[ChannelGroup] = ()) -> StepCost | None:
-        """Return the step cost that the collection here began with; None where there is none."""
+        """Return the step cost with which the collection here began; None if there is none."""
         known = self._identity()
         if known is None or len(known.step_cost_s) != len(points) + len(groups) + 1:
             return None
         return cost_of(known.step_cost_s[0], known.step_cost_s[1:], points, groups)
 
     def begin(self, collection: Collection) -> None:
-        """Begin, or continue with, a collection; `RunStoreError` where the folder holds another one."""
+        """Begin or continue a collection; raise `RunStoreError` if the folder holds another one."""
         ours, theirs = identity_of(collection), self._identity()
         if theirs is None:
             self._runs.write(_IDENTITY, ours)
@@ -89,7 +89,7 @@ class WorkFolder:
             check_same(theirs, ours, f"{self.path}: holds the state of another collection")
 
     def clear(self) -> None:
-        """Forget everything; a folder that holds anything else is refused."""
+        """Remove everything; refuse a folder that holds anything else."""
         strange = sorted(
             {entry.name for entry in self.path.iterdir()} - {"collection.json", "runs", "checkpoints", "lock"}
         )
@@ -101,15 +101,15 @@ class WorkFolder:
                 shutil.rmtree(self.path / name)
 
     def remove(self) -> None:
-        """Remove the folder with all that collections keep in it."""
+        """Remove the folder with all files of collections."""
         self.clear()
         (self.path / "lock").unlink(missing_ok=True)
         self.path.rmdir()
 
     def done(self, runs: Sequence[CollectionRun], decisions: int) -> tuple[dict[CollectionRun, RunRecord], list[str]]:
-        """Return the records of the runs that need not be trained again, and complaints about damaged ones.
+        """Return the records of the finished runs, and complaints about damaged ones.
 
-        A run whose checkpoint is gone counts only where all that continue from it are done.
+        A run whose checkpoint is gone counts only if all runs that continue from it are done.
         """
         records: dict[CollectionRun, RunRecord] = {}
         complaints: list[str] = []
@@ -130,7 +130,7 @@ class WorkFolder:
         return records, complaints
 
     def keep(self, run: CollectionRun, record: RunRecord) -> None:
-        """Write down that a run is done."""
+        """Store the record of a finished run."""
         self._runs.write(_record(run), record)
 
     def save(self, run: CollectionRun, checkpoint: Checkpoint) -> None:
@@ -138,11 +138,11 @@ class WorkFolder:
         self._checkpoints(run).save(checkpoint)
 
     def checkpoint(self, run: CollectionRun) -> Checkpoint | None:
-        """Return the checkpoint of a run; None where there is no whole one."""
+        """Return the checkpoint of a run; None if there is no complete one."""
         return self._checkpoints(run).load_latest()
 
     def forget_checkpoint(self, run: CollectionRun) -> None:
-        """Remove the checkpoint of a run from which nothing continues any more."""
+        """Remove the checkpoint of a run that no other run continues from any more."""
         if self._checkpoints(run).folder.exists():
             shutil.rmtree(self._checkpoints(run).folder)
 

@@ -39,28 +39,28 @@ class CollectError(Exception):
 
 
 class Time(StrEnum):
-    """What a second of the budget is."""
+    """The meaning of a second of the budget."""
 
     VIRTUAL = "virtual"
-    """A step costs what it was measured to cost: the table does not depend on the machine's load."""
+    """A step costs its measured time: the table does not depend on the machine's load."""
     WALL = "wall"
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What is collected."""
+    """The settings of a collection."""
 
     job: AdaptiveTrainingJob
-    """As `prepared` returns it."""
+    """The job as `prepared` returns it."""
     architecture: Architecture
-    """Of the starting model."""
+    """Architecture of the starting model."""
     start_at: float
-    """When a GPU arrives, in budget seconds."""
+    """Arrival of a GPU, in budget seconds."""
     decisions: int
     cost: StepCost | None
-    """None in wall time."""
+    """Cost of steps; None in wall time."""
     throughput: float
-    """How much faster steps are in the control that has more throughput alone."""
+    """Speed-up of steps in the control that has only more throughput."""
     device: str = "cpu"
 
     @property
@@ -70,32 +70,32 @@ class Collection:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The starting model's groups of channels, where the job widens."""
+        """The starting model's groups of channels, if the job widens."""
         return tuple(group.id for group in self.architecture.channel_groups)
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        """What may be done, in the table's order; last nothing."""
+        """The possible actions, in the table's order; the last one does nothing."""
         deeper, wider = map(Action.deepen, self.points), map(Action.widen, self.groups)
         return (*deeper, *wider, Action.nothing())
 
 
 class RunRecord(Record):
-    """What a run came to."""
+    """The result of a run."""
 
     key: str
     time_left_s: tuple[float, ...]
-    """At the decisions that it took."""
+    """Time left at its decisions."""
     used_s: float = Field(ge=0)
     """Budget seconds used at its end."""
     steps: int = Field(ge=0)
-    """From the beginning of the budget."""
+    """Steps since the beginning of the budget."""
     accuracy: float | None = Field(default=None, ge=0, le=1)
-    """On the test split, where it trained to the end of the budget."""
+    """Accuracy on the test split, if it trained to the end of the budget."""
 
 
 def prepared(job: AdaptiveTrainingJob, decisions: int, time: Time) -> AdaptiveTrainingJob:
-    """Return the job as its runs train it: `decisions` of them, and nothing on the way that only costs time."""
+    """Return the job as its runs train it, with `decisions` consultations and without anything that only costs time."""
     job = with_spec(job, adaptation={"mode": "Auto", "maxAdaptations": decisions})
     if time is Time.VIRTUAL and job.spec.training.schedule.name != "torch:ReduceLROnPlateau":
         return undisturbed(job)
@@ -103,9 +103,9 @@ def prepared(job: AdaptiveTrainingJob, decisions: int, time: Time) -> AdaptiveTr
 
 
 def train(collection: Collection, run: CollectionRun, start: Checkpoint | None) -> tuple[RunRecord, Checkpoint | None]:
-    """Train one run from the checkpoint of its parent; return also its own, where others continue from it.
+    """Train one run from its parent's checkpoint; also return its own checkpoint if others continue from it.
 
-    Raises `CollectError` where a decision is not reached or not carried out, or training fails.
+    Raise `CollectError` if a decision is not reached or not carried out, or if training fails.
     """
     job, ends = collection.job, run.ends(collection.decisions)
     advisor = Scripted(_script(collection, run))
@@ -126,7 +126,7 @@ def train(collection: Collection, run: CollectionRun, start: Checkpoint | None) 
     ).train()
     result = finished.result
     wanted = TrainerPhase.COMPLETED if ends else TrainerPhase.STOPPED
-    # A net from scratch decides nothing, and its epochs are longer: it need not come by all the moments.
+    # A net from scratch decides nothing, and with its longer epochs it need not reach all the moments.
     asked = {RunPurpose.TRUNK: 0, RunPurpose.EDGE: 1, RunPurpose.SCRATCH: len(advisor.asked)}.get(
         run.kind, collection.decisions
     )
@@ -169,7 +169,7 @@ def _scheduler(collection: Collection, run: CollectionRun) -> VirtualScheduler:
 
 
 def usable_device(name: str) -> torch.device:
-    """Return the device of this name; `CollectError` where there is none."""
+    """Return the device of this name; raise `CollectError` if there is none."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

@@ -34,19 +34,20 @@ class CollectionWorkers:
 
     def __enter__(self) -> CollectionWorkers:
         """Start them."""
-        # Its server imports torch once, with the part that optimizers import on first use. Each process is its fork.
+        # Its server imports torch once, with the part that optimizers import on first use. Each process is a fork of
+        # it.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([train.__module__, "torch._dynamo"])
         for _ in range(self.count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, self.collection, self.folder), daemon=True)
             process.start()
-            theirs.close()  # so that its end is noticed
+            theirs.close()  # so that the end of the process is noticed
             self._processes[ours] = process
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End them, whatever they do."""
+        """End them, even in the middle of a run."""
         for end, process in self._processes.items():
             process.terminate()
             process.join()
@@ -54,17 +55,17 @@ class CollectionWorkers:
 
     @property
     def idle(self) -> int:
-        """How many have nothing to do."""
+        """Number of idle processes."""
         return len(self._processes) - len(self._training)
 
     def begin(self, run: CollectionRun) -> None:
-        """Give a run to one that is idle."""
+        """Give a run to an idle process."""
         end = next(end for end in self._processes if end not in self._training)
         self._training[end] = run
         end.send(run)
 
     def finished(self) -> list[tuple[CollectionRun, RunRecord]]:
-        """Wait until one or more runs are finished; raises `CollectError` where one failed or a process died."""
+        """Wait until at least one run is finished; raise `CollectError` if one failed or a process died."""
         finished: list[tuple[CollectionRun, RunRecord]] = []
         for end in wait(list(self._training)):
             if not isinstance(end, Connection):

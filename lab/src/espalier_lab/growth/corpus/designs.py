@@ -1,4 +1,4 @@
-"""Designs of models, drawn from a seed: a body, what it lacks or has too much of, and the details."""
+"""Designs of models, drawn from a seed: a body, a deficiency or an excess, and the details."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from espalier_lab.growth.corpus.layers import (
 )
 
 SIZES: Final = ("narrow", "shallow", "bottleneck", "right", "large")
-"""What a design lacks, or has too much of. `shallow`: one block; `bottleneck`: one layer of a few channels."""
+"""Deficiency or excess of a design. `shallow`: one block; `bottleneck`: one layer of a few channels."""
 ACTIVATIONS: Final[dict[str, Callable[[], nn.Module]]] = {
     "relu": nn.ReLU,
     "gelu": nn.GELU,
@@ -42,11 +42,11 @@ _WIDTHS: Final = {"image": 8, "tokens": 16, "table": 24, "signal": 12}
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """Everything that makes a model, apart from its data and its weights."""
+    """The full description of a model, apart from its data and its weights."""
 
     name: str
     kind: str
-    """Of input."""
+    """Kind of input."""
     body: str
     size: str
     width: int
@@ -54,11 +54,11 @@ class Design:
     activation: str
     norm: bool
     mean: bool
-    """All places are averaged at the end; else parts of them, or none."""
+    """Whether all places are averaged at the end; else parts of them, or none."""
     waist: int
     """Channels of the layer that is a bottleneck; 0: none."""
     waist_at: int
-    """The block that has it."""
+    """The block with the bottleneck."""
     steps: int
     learning_rate: float
 
@@ -104,7 +104,7 @@ def drawn(kind: str, body: str, size: str, chance: random.Random) -> Design:
 
 
 def _steps(kind: str, body: str, size: str, chance: random.Random) -> int:
-    """Draw a budget: what trains fast gets more steps, so that families cost about the same."""
+    """Draw a budget: fast models get more steps, so that families cost about the same."""
     steps = {"table": 700, "tokens": 450, "image": 350, "signal": 400}[kind]
     if body in ("transformer", "mixer", "recurrent", "dense", "residual") and kind != "table":
         steps = steps * 2 // 3

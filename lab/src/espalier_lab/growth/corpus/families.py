@@ -1,4 +1,4 @@
-"""Sets of families: those that are learnt from, and those that are held back."""
+"""Sets of families, for learning and held out."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from espalier_lab.growth.judge.case import JudgeCase
 
 BATCH_SIZE: Final = 32
 DATA_SETS: Final = 2
-"""Of each family."""
+"""Data sets per family."""
 
 
 @dataclass(frozen=True, slots=True)
 class Families:
-    """A set of families that is drawn from one seed."""
+    """A set of families drawn from one seed."""
 
     name: str
     seed: int
@@ -33,7 +33,7 @@ class Families:
     """Families by kind of input."""
 
     def designs(self) -> tuple[Design, ...]:
-        """Draw the designs; the kinds of input take turns, so that a part of them is a mix, too."""
+        """Draw the designs; the kinds of input take turns, so that a part of the designs is a mix, too."""
         found = []
         for kind, count in self.counts:
             chance = random.Random(f"{self.seed}/{kind}")
@@ -58,7 +58,7 @@ class Families:
 
 @dataclass(frozen=True, slots=True)
 class FreeFamilies:
-    """A set of families whose layers are drawn freely."""
+    """A set of families with freely drawn layers."""
 
     name: str
     seed: int
@@ -129,9 +129,9 @@ def _module(design: Design, data_set: str, data_seed: int, seed: int) -> nn.Modu
 
 
 LEARNING: Final = Families("growth", 18, (("image", 30), ("tokens", 18), ("table", 16)))
-"""What the shipped policy learns from. Signals are absent on purpose."""
+"""The families that the shipped policy learns from. Signals are absent on purpose."""
 FREE: Final = FreeFamilies("free", 1807, (("image", 40), ("tokens", 24), ("table", 16)))
-"""The same, of layers that are drawn freely."""
+"""Further ones with freely drawn layers."""
 UNSEEN: Final = Families("unseen", 4081, (("image", 6), ("tokens", 5), ("table", 4), ("signal", 7)))
 """The drawn part of the families that judge it: another seed, and a kind of input that it has not met."""
 SETS: Final[dict[str, Families | FreeFamilies | LanguageFamilies]] = {

@@ -1,8 +1,8 @@
-"""Designs that are drawn freely, layer by layer: models that lack some of what their data need, in many ways.
+"""Freely drawn designs, layer by layer: models with many kinds of deficiencies for their data.
 
-Families of `designs` vary one body; these are put together of stems, layers that let places see each other, layers that
-do not, poolings and heads, each drawn. So some look only once, or never, at neighbours, some are narrow at one place,
-some have nothing but a head, and some lack nothing. Budgets are long enough that a good growth can pay.
+Families of `designs` vary one body; these are combinations of drawn stems, layers that mix places, layers that do not,
+poolings and heads. So some mix neighbours only once, or never, some are narrow at one place, some have only a head, and
+some lack nothing. Budgets are long enough that a good growth can pay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Made = tuple[list[nn.Module], int]
 
 
 def free_model(kind: str, choices: int, inputs: DataSet) -> nn.Module:
-    """Return the model that `choices` draws for a data set of its kind; draws weights from torch's generator."""
+    """Return the model drawn by `choices` for a data set of its kind; draw weights from torch's generator."""
     return nn.Sequential(*_MAKERS[kind](_Draw(choices), inputs))
 
 
@@ -34,7 +34,7 @@ def free_steps(kind: str, chance: random.Random) -> int:
 
 
 class _Draw:
-    """What a design's layers have in common, and the draws for the rest: the same for the same number."""
+    """The common properties of a design's layers, and the draws for the rest; equal numbers give equal draws."""
 
     def __init__(self, choices: int) -> None:
         self.chance = random.Random(choices)
@@ -48,12 +48,12 @@ class _Draw:
         return self.activation()
 
     def of(self, *choices: int) -> int:
-        """Draw one."""
+        """Draw one choice."""
         index = self.chance.randrange(len(choices))
         return choices[index]
 
     def likely(self, probability: float) -> bool:
-        """Return whether something is the case."""
+        """Draw whether something is the case."""
         return self.chance.random() < probability
 
 
@@ -134,7 +134,7 @@ def _table(draw: _Draw, inputs: DataSet) -> list[nn.Module]:
 def _places_head(
     draw: _Draw, channels: int, classes: int, places: tuple[int, ...], pool: Callable[[int], nn.Module]
 ) -> list[nn.Module]:
-    """Return what reads all places: their mean, parts of them, or each."""
+    """Return a reader of all places: their mean, parts of them, or each."""
     if draw.likely(0.4):
         return [Mean(*places), *_linear_head(draw, channels, classes)]
     kept = draw.of(2, 3)

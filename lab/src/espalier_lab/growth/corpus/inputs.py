@@ -1,6 +1,6 @@
 """Data sets that need no download, each made from its seed: images, tokens, tables, and signals.
 
-They are small and hard enough that a model of the wrong shape does worse. None says anything of data of a real size.
+They are small, and hard enough that a model of the wrong shape does worse. They say nothing about data of a real size.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ LENGTH: Final = 48
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """One data set: its splits, and what a model must know of it."""
+    """One data set: its splits, and its properties for a model."""
 
     name: str
     kind: str
     """`image`: [1, side, side]. `tokens`: [context] integers. `table`: [features]. `signal`: [channels, length]."""
     classes: int
     vocabulary: int
-    """Of tokens; 0 for others."""
+    """Number of tokens; 0 for other kinds."""
     channels: int
-    """Of images and signals, or columns of a table."""
+    """Channels of images and signals, or columns of a table."""
     length: int
     """Side of an image, samples of a signal, tokens of a context; 1 for a table."""
     train: JudgeSplit
@@ -66,7 +66,7 @@ _ALL: Final = TRAIN + VALIDATION + TEST
 
 
 def _digits(chance: np.random.Generator) -> DataSet:
-    """Handwritten digits of 8×8 pixels, moved on a noisy ground; digits of the test split are of no other split."""
+    """Handwritten digits of 8×8 pixels, shifted on a noisy ground; digits of the test split occur in no other split."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -132,7 +132,7 @@ def _characters(chance: np.random.Generator) -> DataSet:
 
 
 def _recall(chance: np.random.Generator) -> DataSet:
-    """Which token follows the marker: the marker is at a random place."""
+    """The token after a marker at a random place."""
     inputs = chance.integers(1, 8, (_ALL, CONTEXT))
     marked = chance.integers(0, CONTEXT - 1, _ALL)
     rows = np.arange(_ALL)
@@ -141,7 +141,7 @@ def _recall(chance: np.random.Generator) -> DataSet:
 
 
 def _balance(chance: np.random.Generator) -> DataSet:
-    """How deep brackets of a sequence nest: a count over all that came before."""
+    """The nesting depth of a sequence of brackets: a count over all earlier tokens."""
     inputs = chance.choice([0, 1, 2, 3], (_ALL, CONTEXT), p=[0.35, 0.35, 0.15, 0.15])
     steps = np.where(inputs == 0, 1, np.where(inputs == 1, -1, 0))
     depth = np.cumsum(steps, axis=1).max(axis=1)
@@ -149,7 +149,7 @@ def _balance(chance: np.random.Generator) -> DataSet:
 
 
 def _teacher(chance: np.random.Generator) -> DataSet:
-    """A table whose classes a random network with two hidden layers gives."""
+    """A table whose classes come from a random network with two hidden layers."""
     inputs = chance.normal(0, 1, (_ALL, FEATURES)).astype(np.float32)
     hidden = np.tanh(inputs @ chance.normal(0, 0.6, (FEATURES, 12)))
     hidden = np.tanh(hidden @ chance.normal(0, 0.7, (12, 12)))
@@ -164,7 +164,7 @@ def _products(chance: np.random.Generator) -> DataSet:
 
 
 def _tones(chance: np.random.Generator) -> DataSet:
-    """Which of six tones sounds in noise, at any phase, for a part of the time."""
+    """One of six tones in noise, at any phase, for a part of the time."""
     kinds = chance.integers(0, 6, _ALL)
     times = np.arange(LENGTH)
     waves = np.sin(times * (0.25 + 0.22 * kinds[:, None]) + chance.uniform(0, 6.3, (_ALL, 1)))
@@ -175,7 +175,7 @@ def _tones(chance: np.random.Generator) -> DataSet:
 
 
 def _events(chance: np.random.Generator) -> DataSet:
-    """In which order three pulses of different forms come on two channels."""
+    """The order of three pulses of different forms on two channels."""
     signals = chance.normal(0, 0.35, (_ALL, 2, LENGTH)).astype(np.float32)
     forms = [np.hanning(6), -np.hanning(6), np.sin(np.linspace(0, 2 * np.pi, 6))]
     orders = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
@@ -208,5 +208,5 @@ KINDS: Final = {
 
 @cache
 def inputs_of(name: str, seed: int = 0) -> DataSet:
-    """Return a data set, the same for the same seed; raises `KeyError` for an unknown name."""
+    """Return a data set, the same for the same seed; raise `KeyError` for an unknown name."""
     return MAKERS[name](np.random.default_rng([seed, *name.encode()]))

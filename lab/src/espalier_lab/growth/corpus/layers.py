@@ -1,4 +1,4 @@
-"""The layers that designs are built of."""
+"""Layers of the designs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class Residual(nn.Module):
-    """x + body(x), then an activation where there is one."""
+    """x + body(x), followed by an optional activation."""
 
     def __init__(self, body: nn.Module, activation: nn.Module | None = None) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Branches(nn.Module):
 
 
 class Dense(nn.Module):
-    """Joins its input to what its body makes of it (DenseNet)."""
+    """Joins its input to the output of its body (DenseNet)."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Patches(nn.Module):
 
 
 class PositionEmbedding(nn.Module):
-    """Tokens, and a learnt vector added to each place."""
+    """Tokens, with a learnt vector added to each place."""
 
     def __init__(self, tokens: nn.Module, count: int, width: int) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class TokenAttention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and two linear layers, each normed before and added to its input."""
+    """Attention and two linear layers, each with a norm before and added to its input."""
 
     def __init__(self, width: int, heads: int, hidden: int, activation: nn.Module) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Growth decisions under virtual time: what each of them leads to, for any model, and what advice is worth there."""
+"""Growth decisions in virtual time: the result of each decision, for any model, and the value of advice."""

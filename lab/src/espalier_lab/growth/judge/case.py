@@ -1,4 +1,4 @@
-"""A case: a model, its data and its budget. Read from a file of Python, and checked."""
+"""A case: a model, its data and its budget, read from a Python file and checked."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ SPLITS: Final = ("train", "validation", "test")
 
 
 class CaseError(Exception):
-    """A case cannot be used. The message names the case, what is wrong and the remedy."""
+    """A case is unusable. The message names the case, the fault and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeSplit:
-    """Inputs and targets; integer targets are classes, others are regressed on."""
+    """Inputs and targets; integer targets are classes, others are for regression."""
 
     inputs: Tensor | tuple[Tensor, ...]
-    """Of shape [N, ...]; a tuple: the arguments of the model's forward."""
+    """Inputs of shape [N, ...]; a tuple has the arguments of the model's forward."""
     targets: Tensor
-    """[N] or [N, ...]."""
+    """Targets, [N] or [N, ...]."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -58,7 +58,7 @@ class JudgeSplit:
 
 @dataclass(frozen=True, slots=True)
 class JudgeCase:
-    """One model with its data, and how long it is trained."""
+    """One model with its data and its budget."""
 
     name: str
     family: str
@@ -68,12 +68,12 @@ class JudgeCase:
     validation: JudgeSplit
     test: JudgeSplit
     steps: int
-    """The budget, in steps of the starting model."""
+    """Budget, in steps of the starting model."""
     batch_size: int
     optimizer: OptimizerSpec
     task: Task = Task.CLASSIFICATION
     characters_per_token: float = 1.0
-    """Of a language model's text, on average."""
+    """Characters per token of a language model's text, on average."""
 
     @property
     def example(self) -> Tensor | tuple[Tensor, ...]:
@@ -81,9 +81,9 @@ class JudgeCase:
         return self.train.batch(torch.arange(2))[0]
 
     def built(self, seed: int) -> nn.Module:
-        """Return the starting model, the same for the same seed; raises `CaseError`."""
+        """Return the starting model, the same for the same seed; raise `CaseError`."""
         torch.manual_seed(seed)
-        # Whatever a function of somebody else's raises.
+        # Any error that the user's function raises.
         try:
             module = self.module(seed)
         except CaseError:
@@ -101,21 +101,21 @@ class JudgeCase:
 
 
 Cases = Callable[[], Sequence[JudgeCase]]
-"""Makes the cases; can be pickled, for workers make their own."""
+"""Creates the cases; can be pickled, as workers create their own."""
 
 
 @dataclass(frozen=True)
 class CaseFile:
-    """The cases that the function `cases()` of a file yields."""
+    """The cases from the function `cases()` of a file."""
 
     path: str
 
     def __call__(self) -> tuple[JudgeCase, ...]:
-        """Run the file; raises `CaseError`."""
+        """Run the file; raise `CaseError`."""
         return tuple(checked(one, place) for place, one in enumerate(_yielded(Path(self.path)), 1))
 
     def digest(self) -> str:
-        """Return what tells the file from others, and from what it was before; raises `CaseError`."""
+        """Return a key that distinguishes the file from others and from its earlier contents; raise `CaseError`."""
         try:
             return hashlib.sha256(Path(self.path).read_bytes()).hexdigest()
         except OSError as error:
@@ -132,14 +132,14 @@ def _yielded(path: Path) -> list[Any]:
     folder = str(path.absolute().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    # Whatever the file of somebody else raises.
+    # Any error that the user's file raises.
     try:
         spec.loader.exec_module(module)
         function = getattr(module, "cases", None)
         found = list(cast("Iterable[Any]", function())) if callable(function) else None
     except SystemExit as error:
         raise CaseError(
-            f"{path}: ends the program where its cases are made (sys.exit); put what it does as a script after "
+            f"{path}: ends the program where its cases are made (sys.exit); move its code as a script below "
             '`if __name__ == "__main__":`'
         ) from error
     except Exception as error:
@@ -155,7 +155,7 @@ def _yielded(path: Path) -> list[Any]:
 
 
 def checked(given: Any, place: int = 1) -> JudgeCase:
-    """Return the case that a dictionary describes; raises `CaseError`. `place` names a case without a name."""
+    """Return the case in a dictionary; raise `CaseError`. `place` names a case without a name."""
     if not isinstance(given, Mapping):
         raise CaseError(f"case {place}: is {type(given).__name__}; yield a dictionary with {', '.join(KEYS)}")
     name = given.get("name")
@@ -191,7 +191,7 @@ def checked(given: Any, place: int = 1) -> JudgeCase:
 
 
 def _task(given: Mapping[str, Any], train: JudgeSplit, called: str) -> Task:
-    """Return the task that a case names; without a name its targets tell it."""
+    """Return the task that a case names; by default, the targets determine it."""
     numbers = train.targets.is_floating_point()
     named = given.get("task", Task.REGRESSION if numbers else Task.CLASSIFICATION)
     if named not in list(Task):
@@ -206,12 +206,12 @@ def _split(given: Any, key: str, called: str) -> JudgeSplit:
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise CaseError(f"{called}: {key!r} is {type(given).__name__}; give the pair (inputs, targets)")
     inputs, targets = given
-    # Arrays and lists of numbers are taken too.
+    # Arrays and lists of numbers are accepted too.
     try:
         whole = tuple(map(torch.as_tensor, inputs)) if isinstance(inputs, tuple) else torch.as_tensor(inputs)
         wanted = torch.as_tensor(targets)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise CaseError(f"{called}: {key!r} cannot be made tensors of ({error}); give tensors") from error
+        raise CaseError(f"{called}: {key!r} cannot be converted to tensors ({error}); give tensors") from error
     for one in whole if isinstance(whole, tuple) else (whole,):
         if one.ndim < 1 or len(one) != len(wanted):
             raise CaseError(

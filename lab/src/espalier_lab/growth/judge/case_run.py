@@ -1,10 +1,10 @@
-"""The training of one case in virtual time: it can be copied, grown, and continued.
+"""The training of one case in virtual time, which can be copied, grown, and continued.
 
 A step costs what `espalier_core.growth.architecture` models, in units in which a step of the starting model costs 1.
 Nothing depends on the machine: equal seeds give equal runs.
 
-It has its own loop, where other studies have `espalier_lab.virtual_run`: the trainer grows at the ends of epochs, and a
-case is copied, tried and grown at any step, which the records of cases and what policies learnt from them rest on.
+It has its own loop instead of `espalier_lab.virtual_run` of other studies: the trainer grows at the ends of epochs, but
+a case is copied, tried and grown at any step, on which its records and the policies learnt from them rest.
 """
 
 from __future__ import annotations
@@ -31,52 +31,51 @@ from espalier_trainer.optimizers.schedules import BudgetLinear, Moment
 from espalier_trainer.training.network import Network, new_network
 
 _EVALUATED: Final = 1024
-"""Examples at once."""
+"""Number of examples evaluated at once."""
 _ROUNDING: Final = 1e-9
 _IGNORED: Final = -100
-"""The target that torch's cross entropy leaves out."""
+"""The target that torch's cross entropy ignores."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitScore:
-    """What a model does on a split."""
+    """The score of a model on a split."""
 
     accuracy: float
-    """Share of targets that have the largest output; where targets are regressed on, R², not below 0; of a language
-    model the (geometric) mean probability of the right character, 2^-bits (`espalier_core.types.task.Score.quality`).
-    """
+    """Share of targets with the largest output; for regression, R², not below 0; for a language model, the (geometric)
+    mean probability of the right character, 2^-bits (`espalier_core.types.task.Score.quality`)."""
     loss: float
     """Mean cross entropy, or mean squared error."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialSlice:
-    """Part of a budget in which a trial trains, in steps of the starting model."""
+    """Part of a budget for a trial, in steps of the starting model."""
 
     begins: float
     ends: float
 
     def rate(self, initial: float, used: float) -> float:
-        """Return the learning rate in the slice: from `initial` linearly to 0."""
+        """Return the learning rate in the slice: linearly from `initial` to 0."""
         span = self.ends - self.begins
         return initial * min(1.0, max(0.0, (self.ends - used) / span)) if span > 0 else 0.0
 
 
 @dataclass
 class CaseRun:
-    """A training that stands somewhere in its budget. `advance` changes it; copy it to use it twice."""
+    """A training at some point of its budget. `advance` changes it; copy it to use it twice."""
 
     case: JudgeCase
     seed: int
     network: Network
     cost: float
-    """Of a step, without more workers."""
+    """Cost of a step, without more workers."""
     speed: float = 1.0
-    """How many times as fast steps are by more workers."""
+    """Factor on the speed of steps by more workers."""
     used: float = 0.0
-    """Of the budget, which is `case.steps`."""
+    """Used part of the budget, which is `case.steps`."""
     origin: float = 0.0
-    """When the learning rate began again."""
+    """Budget time at which the learning rate last restarted."""
     steps: int = 0
     diverged: bool = False
     recent: float = math.inf
@@ -84,11 +83,11 @@ class CaseRun:
     random: Tensor | None = None
     """State of torch's generator, from which modules draw."""
     base_seconds: float = 1.0
-    """What a step of the starting model costs, in modelled seconds."""
+    """Modelled seconds of a step of the starting model."""
 
     @classmethod
     def begin(cls, case: JudgeCase, seed: int, operations: tuple[str, ...] = (DEEPEN.name,)) -> Self:
-        """Return the beginning of a case's training; raises `CaseError` where its model does not take its data."""
+        """Return the beginning of a case's training; raise `CaseError` if its model does not accept its data."""
         module = case.built(seed)
         random = torch.get_rng_state()
         try:
@@ -98,7 +97,7 @@ class CaseRun:
                 loss_of(output, case.train.targets[:2])
         except CaseError:
             raise
-        # Whatever a module of somebody else's raises.
+        # Any error that the user's module raises.
         except Exception as error:
             raise CaseError(
                 f"case {case.name!r}: the model cannot be trained on its data ({type(error).__name__}: {error}); it "
@@ -124,11 +123,11 @@ class CaseRun:
         return replace(self, network=network)
 
     def restarted(self) -> CaseRun:
-        """Return a copy whose learning rate begins again."""
+        """Return a copy whose learning rate restarts."""
         return replace(self.copied(), origin=self.used)
 
     def grown(self, action: Action, insertion: Insertion = Insertion.EXACT) -> CaseRun:
-        """Return a copy that has grown, its learning rate beginning again; raises `GrowthError`."""
+        """Return a grown copy, whose learning rate restarts; raise `GrowthError`."""
         if not action.grows:
             return self.restarted()
         with torch.random.fork_rng(devices=[]):
@@ -176,7 +175,7 @@ class CaseRun:
 
     def _outputs(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
         given = _arguments(inputs)
-        # Whatever a module of somebody else's raises.
+        # Any error that the user's module raises.
         try:
             outputs: Tensor = self.network.module(*given)
         except Exception as error:
@@ -205,7 +204,7 @@ class CaseRun:
 
 
 def modelled(network: Network, case: JudgeCase) -> float:
-    """Return what a step of the network costs, in modelled seconds; 1 where the model cannot be described."""
+    """Return the modelled seconds of a step of the network; 1 if the model cannot be described."""
     if network.architecture is None:
         return 1.0
     return step_seconds(network.architecture, known_places(network.module, case.example), case.batch_size)
@@ -214,7 +213,7 @@ def modelled(network: Network, case: JudgeCase) -> float:
 def loss_of(output: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross entropy for integer targets, the mean squared error for others.
 
-    Classes are the last dimension, or the second as `torch.nn.functional.cross_entropy` has them.
+    Classes are the last dimension, or the second, as for `torch.nn.functional.cross_entropy`.
     """
     if targets.is_floating_point():
         return nn.functional.mse_loss(output.reshape(targets.shape), targets)
@@ -228,10 +227,10 @@ def _classes_last(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def _check_classes(case: JudgeCase, output: Tensor) -> None:
-    """Raise `CaseError` where a split has a class for which the model has no output."""
+    """Raise `CaseError` if a split has a class without an output of the model."""
     for name, split in (("train", case.train), ("validation", case.validation), ("test", case.test)):
         if split.targets.is_floating_point() or not isinstance(output, Tensor) or output.ndim < 2:
-            continue  # it has no classes, or the loss says what is wrong
+            continue  # no classes, or the loss reports the fault
         classes = _classes_last(output, case.train.targets[:2]).shape[-1]
         counted = split.targets[split.targets != _IGNORED]
         wrong = counted[(counted < 0) | (counted >= classes)]

@@ -130,7 +130,7 @@ def _cases(
     optimizer: str,
     learning_rate: float,
 ) -> tuple[Cases, str]:
-    """Return what makes the cases, and the name of a folder for what is trained of them."""
+    """Return the function that creates the cases, and the name of a folder for their trainings."""
     from dataclasses import replace
 
     from espalier_lab.growth.judge.case import CaseFile

@@ -28,23 +28,22 @@ MAX_GROWTHS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is decided, and when."""
+    """The decisions and their moments."""
 
     moments: tuple[float, ...] = MOMENTS
     """Shares of the budget, ascending."""
     operations: tuple[str, ...] = OPERATIONS
     most: int = MAX_GROWTHS
-    """Growths that are tried of a model that offers more, and again as many that widen: the first of all, and others
-    evenly spaced."""
+    """Maximum number of growths tried on a model, and again as many that widen: the first, and evenly spaced others."""
     grown: bool = False
-    """Whether the model grows at the first moment, and the others are what is decided."""
+    """Whether the model grows at the first moment, so that only the others are decided."""
     speed: float = 1.0
-    """How many times as fast all arms are."""
+    """Speed-up of all arms."""
     inserted: tuple[Insertion, ...] = ()
-    """Ways other than the exact one in which whole blocks are inserted. If there are any, nothing else grows."""
+    """Inexact ways to insert whole blocks. If there are any, nothing else grows."""
 
     def facts(self) -> tuple[object, ...]:
-        """Return what records depend on; ways of deciding that are not the plain one add theirs."""
+        """Return the facts that records depend on; settings other than the defaults add theirs."""
         ways = (("grown", self.grown), ("speed", self.speed), ("inserted", self.inserted))
         plain = Setting()
         return (
@@ -55,7 +54,7 @@ class Setting:
         )
 
     def growths(self, architecture: Architecture | None) -> tuple[Action, ...]:
-        """Return what a model may grow by; nothing where it cannot be described."""
+        """Return the possible growths of a model; none if it cannot be described."""
         found = () if architecture is None else offered(architecture)
         return tuple(action for action in found if not self.inserted or action.kind == ADD_BLOCK.name)
 
@@ -77,10 +76,10 @@ def _spaced(actions: Sequence[Action], most: int) -> tuple[Action, ...]:
 
 
 def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
-    """Train all arms of a case at all moments; raises `CaseError`.
+    """Train all arms of a case at all moments; raise `CaseError`.
 
-    There are no moments where the model should have grown before, and cannot; nor where whole blocks are inserted in
-    several ways, and there are none.
+    There are no moments if the model cannot grow before them as required, or if it has no whole blocks to insert in
+    several ways.
     """
     run = CaseRun.begin(case, seed, setting.operations)
     shares: tuple[float, ...] = setting.moments
@@ -118,7 +117,7 @@ def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
 
 
 def _grown_before(run: CaseRun, most: int) -> tuple[CaseRun, tuple[Action, ...]]:
-    """Return the run after a growth, the same one for all seeds, and which; unchanged where none is possible."""
+    """Return the run after a growth, the same one for all seeds, with that growth; unchanged if none is possible."""
     architecture = run.network.architecture
     growths = list(chosen(offered(architecture) if architecture is not None else (), most))
     random.Random(run.case.name).shuffle(growths)
@@ -139,7 +138,7 @@ def _moment(
     refused: dict[str, str] = {}
 
     def trained(action: Action, insertion: Insertion) -> ArmRecord | None:
-        """Return an arm that has trained to its end; None where the growth is not possible."""
+        """Return an arm trained to its end; None if the growth is not possible."""
         try:
             return _trained(replace(run.grown(action, insertion), speed=setting.speed), action)
         except GrowthError as error:
@@ -179,7 +178,7 @@ def _trained(arm: CaseRun, action: Action) -> ArmRecord:
 
 
 def _after_slice(arm: CaseRun, manner: Trials) -> float | None:
-    """Return the validation loss that a trial of an arm ends with."""
+    """Return the validation loss at the end of an arm's trial."""
     copy = arm.copied()
     part = TrialSlice(copy.used, copy.used + SHARES[manner] * (copy.budget - copy.used))
     copy.advance(part.ends, within=part)

@@ -20,25 +20,25 @@ from espalier_lab.growth.judge.verdict import JudgeVerdict, decisions_of, judged
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """What is judged, and how."""
+    """The subject and settings of a judgement."""
 
     make: Cases
     cases: Sequence[JudgeCase]
-    """Those that `make` makes."""
+    """The cases that `make` creates."""
     seeds: int
     setting: Setting
     folder: Path
-    """What is done is kept here."""
+    """Folder of finished trainings."""
     parallel: int
     policy: Path | None = None
-    """Its folder; None: the shipped one."""
+    """Folder of the policy; None: the shipped one."""
 
     def verdict(self, watcher: Watcher) -> JudgeVerdict:
-        """Train all that is missing, and judge; raises `CaseError`, and `PolicyError` for an unusable policy."""
+        """Train what is missing, and judge; raise `CaseError`, or `PolicyError` for an unusable policy."""
         return judged(decisions_of(*self.records(watcher)))
 
     def records(self, watcher: Watcher, *, trials: bool = True) -> tuple[list[CaseRecord], list[TrialsRecord]]:
-        """Train all that is missing; return arms, and trials where they are wanted. Raises as `verdict`."""
+        """Train what is missing; return arms, and trials if wanted. Raise as `verdict`."""
         version = version_of(open_policy(self.policy))
         places = {case.name: place for place, case in enumerate(self.cases)}
         arms = [Arms(place, seed, self.setting) for seed in range(self.seeds) for place in range(len(self.cases))]
@@ -49,7 +49,7 @@ class JudgeSettings:
 
 
 def made(make: Cases) -> Sequence[JudgeCase]:
-    """Return the cases; raises `CaseError` where there are none."""
+    """Return the cases; raise `CaseError` if there are none."""
     cases = make()
     if not cases:
         raise CaseError("there is no case to judge")

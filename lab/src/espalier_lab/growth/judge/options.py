@@ -1,4 +1,4 @@
-"""What several commands read of their options."""
+"""Option parsers shared by several commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 
 def shares(_context: click.Context, _option: click.Parameter, text: str) -> tuple[float, ...]:
-    """Return the shares of the budget that `20%,50%` means, ascending."""
+    """Return the shares of the budget in `20%,50%`, ascending."""
     found = []
     for part in text.split(","):
         number = part.strip().removesuffix("%")

@@ -1,4 +1,4 @@
-"""A case from a model and a data set, as a job names them."""
+"""A case from a model and a data set, named as in a job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from espalier_trainer.optimizers.building import build_optimizer
 
 SpecT = TypeVar("SpecT", bound=Strict)
 _TIMED: Final = 20
-"""Steps that are measured to turn seconds into steps."""
+"""Steps measured to convert seconds into steps."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class OwnModel:
     learning_rate: float
 
     def __call__(self) -> tuple[JudgeCase, ...]:
-        """Return the case; raises `CaseError`, or a `TrainerError` that names what is wrong."""
+        """Return the case; raise `CaseError`, or a `TrainerError` that names the fault."""
         sys.path[:0] = [] if str(Path.cwd()) in sys.path else [str(Path.cwd())]
-        self._spec()  # what it refuses is reported before anything is trained
+        self._spec()  # report its errors before any training
         data = _data(self.dataset, self.dataset_path)
         case = JudgeCase(
             name=f"{self.model} on {self.dataset}",
@@ -79,7 +79,7 @@ class OwnModel:
         return _checked(ModelSpec, "--model", {named: self.model, "options": _object(self.options)})
 
     def digest(self) -> str:
-        """Return what tells this case from others with the same name."""
+        """Return a key that distinguishes this case from others with the same name."""
         return hashlib.sha256(repr(self).encode()).hexdigest()
 
 
@@ -89,7 +89,7 @@ def _object(options: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise CaseError(f"--options: {options!r} is not JSON ({error.msg})") from error
     if not isinstance(found, dict):
-        raise CaseError(f"--options: {options!r} is no JSON object; give names and values")
+        raise CaseError(f"--options: {options!r} is not a JSON object; give names and values")
     return found
 
 
@@ -111,9 +111,10 @@ def _whole(source: Source) -> JudgeSplit:
 
 
 def steps_of(budget: str, case: JudgeCase) -> int:
-    """Return the steps of a budget: a number of steps, or a time, by steps of the starting model on this machine.
+    """Return the steps of a budget: a number of steps, or a time converted by steps of the starting model on this
+    machine.
 
-    Raises `CaseError` for a text that is neither, and for less than a step.
+    Raise `CaseError` for a text that is neither, and for less than a step.
     """
     if budget.isdecimal():
         if not (steps := int(budget)):

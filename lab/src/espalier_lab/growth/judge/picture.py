@@ -1,4 +1,4 @@
-"""`judge.png`: what each decision was worth, and the regret of the advisors."""
+"""`judge.png`: the value of each decision, and the regret of the advisors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from espalier_lab.growth.judge.verdict import JudgedMoment, JudgeVerdict
 mpl.use("Agg")
 
 SHOWN: Final = 40
-"""Decisions that are drawn, those in which the arms differ most."""
+"""Maximum number of drawn decisions, with the largest differences between arms."""
 _COLOURS: Final = {"first": BROWN, "advice": GREEN, "confirm": BLUE}
 
 
 def draw(verdict: JudgeVerdict, path: Path) -> None:
-    """Draw to `path` (PNG): each arm's accuracy next to that of doing nothing, and the mean regrets."""
+    """Draw to `path` (PNG): each arm's accuracy relative to doing nothing, and the mean regrets."""
     ordered = sorted(verdict.decisions, key=_spread, reverse=True)[:SHOWN]
     figure = Figure(figsize=(9, 3.2 + 0.22 * len(ordered)), layout="constrained")
     gains, regrets = figure.subplots(2, 1, height_ratios=[1 + 0.22 * len(ordered), 1.6])

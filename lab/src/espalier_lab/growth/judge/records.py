@@ -1,4 +1,4 @@
-"""What the runs of a case came to, as files: a case and seed each has its own."""
+"""Results of the runs of a case, as files, one per case and seed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _DIGITS = 5
 
 
 class TrialRecord(Record):
-    """What advice led to at a moment, alone and with trials."""
+    """The result of advice at a moment, alone and with trials."""
 
     share: float
     advice: Action
     confirmed: bool | None = None
-    """Whether the trial spoke for the advice; None where the advice was to do nothing."""
+    """Whether the trial confirmed the advice; None if the advice was to do nothing."""
     confirm_accuracy: float
     race_winner: Action
     race_accuracy: float
@@ -34,7 +34,7 @@ class TrialsRecord(Record):
 
 
 def key_of(case: JudgeCase, seed: int, *settings: object) -> str:
-    """Return a file name that differs where anything differs that the result depends on, but the case's code."""
+    """Return a file name that depends on everything that affects the result, except the case's code."""
     optimizer = case.optimizer.to_json()
     facts = [case.name, case.family, case.steps, case.batch_size, optimizer, len(case.train), seed, *settings]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
@@ -43,5 +43,5 @@ def key_of(case: JudgeCase, seed: int, *settings: object) -> str:
 
 
 def rounded(value: float) -> float:
-    """Return an accuracy or loss as it is stored."""
+    """Return an accuracy or loss in its stored precision."""
     return round(value, _DIGITS)

@@ -1,4 +1,4 @@
-"""Runs tasks of cases side by side on the cores; what is done stays in a folder, and is not done again."""
+"""Execution of tasks of cases side by side on the cores; results stay in a folder and are not computed again."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from espalier_lab.run_store import RunFolder
 RecordT = TypeVar("RecordT", bound=Record)
 RecordT_co = TypeVar("RecordT_co", bound=Record, covariant=True)
 Watcher = Callable[[int, int, float | None], None]
-"""Receives tasks done, all tasks, and the seconds left, None while nothing is known."""
+"""Receives finished tasks, all tasks, and the seconds left, None if unknown."""
 
 
 class JudgeTask(Protocol[RecordT_co]):
-    """Something to do for one case; can be pickled."""
+    """A task for one case; can be pickled."""
 
     @property
     def place(self) -> int:
-        """Which of the cases it is about."""
+        """Index of its case."""
 
     def file(self, case: JudgeCase) -> str:
         """Return the name of the file for its record."""
@@ -39,7 +39,7 @@ class JudgeTask(Protocol[RecordT_co]):
         """Return the class of its record."""
 
     def __call__(self, case: JudgeCase) -> RecordT_co:
-        """Do it; raises `CaseError`."""
+        """Do it; raise `CaseError`."""
 
 
 _cases: Sequence[JudgeCase] | None = None
@@ -59,26 +59,26 @@ def _work(task: JudgeTask[RecordT]) -> RecordT:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Runner:
-    """Does tasks of the same cases, in processes that are started when the first of them is needed."""
+    """Runs tasks of the same cases, in processes that are started with the first task."""
 
     def __init__(self, make: Cases, cases: Sequence[JudgeCase], folder: Path, parallel: int) -> None:
-        """`cases` are those that `make` makes; workers make their own, for not every function can be pickled."""
+        """`cases` are created by `make`; workers create their own, as not every function can be pickled."""
         self._make, self._cases, self._runs, self._parallel = make, cases, RunFolder(folder), parallel
         self._pool: ProcessPoolExecutor | None = None
         self._others: list[BaseProcess] = []
-        """Processes that run already, and are not of the pool."""
+        """Processes that already ran and are not part of the pool."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._pool is not None:
-            if kind is not None:  # a task takes minutes, and nobody waits for it any more
+            if kind is not None:  # a task takes minutes, and its result is not needed any more
                 for child in active_children():
                     if child not in self._others:
                         child.terminate()
@@ -87,7 +87,7 @@ class Runner:
     def run(self, tasks: Sequence[JudgeTask[RecordT]], watcher: Watcher, clock: Callable[[], float]) -> list[RecordT]:
         """Return the records of all tasks, in their order.
 
-        Raises `CaseError` where a task fails; what is done by then stays in the folder.
+        Raise `CaseError` if a task fails; finished results stay in the folder.
         """
         files = [task.file(self._cases[task.place]) for task in tasks]
         known = [self._runs.whole(file, task.record()) for file, task in zip(files, tasks, strict=True)]
@@ -116,7 +116,7 @@ class Runner:
             workers = min(self._parallel, len(waiting))
             self._others = list(active_children())
             self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _set_up, (self._make,))
-        # Workers inherit the mask: until they are set up, which takes seconds, Ctrl-C would end each with a traceback.
+        # Workers inherit the mask: before they are set up, which takes seconds, Ctrl-C would end each with a traceback.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             futures = {self._pool.submit(_work, tasks[number]): number for number in waiting}

@@ -47,13 +47,13 @@ class Arms:
 
 @dataclass(frozen=True)
 class TrialTask:
-    """Train what a policy's trials need for one case and seed."""
+    """Train the trials of a policy for one case and seed."""
 
     place: int
     arms: CaseRecord
     setting: Setting
     policy: Path | None
-    """Its folder; None: the shipped one."""
+    """Folder of the policy; None: the shipped one."""
     version: str
 
     def file(self, case: JudgeCase) -> str:

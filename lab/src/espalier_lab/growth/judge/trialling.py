@@ -1,7 +1,7 @@
-"""What a policy's advice leads to at the moments of one case and seed, alone, with `Confirm` and with `Race`.
+"""Results of a policy's advice at the moments of one case and seed, alone, with `Confirm` and with `Race`.
 
-The rules of what is tried, how long, and who wins are the trainer's (`espalier_trainer.trials.rules`). The base goes on
-training meanwhile; `Confirm` has one extra GPU, which tries its arms in turn, and `Race` `RACE_GPUS`. An arm of a race
+The rules on arms, durations and winners are the trainer's (`espalier_trainer.trials.rules`). The base continues to
+train meanwhile; `Confirm` has one extra GPU, which tries its arms in turn, and `Race` `RACE_GPUS`. An arm of a race
 trains as it does without one, so the winner ends as its arm does.
 """
 
@@ -32,17 +32,17 @@ _NOTHING: Final = str(Action.nothing())
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a policy says at a moment."""
+    """The proposal of a policy at a moment."""
 
     action: Action
     growths: tuple[Action, ...] = ()
-    """Those to try, the most promising first."""
+    """Growths to try, the most promising first."""
     gains: Mapping[str, ExpectedGain] = field(default_factory=dict)
-    """By the action's text."""
+    """Expected gains by the action's text."""
 
 
 def proposal(policy: Policy, record: CaseRecord, moment: MomentRecord) -> Proposal:
-    """Return what the policy proposes; nothing where the model cannot grow."""
+    """Return the policy's proposal; nothing if the model cannot grow."""
     request = record.request(moment)
     if request is None:
         return Proposal(Action.nothing())
@@ -54,7 +54,7 @@ def proposal(policy: Policy, record: CaseRecord, moment: MomentRecord) -> Propos
 
 
 def tried(case: JudgeCase, record: CaseRecord, setting: Setting, policy: Policy) -> TrialsRecord:
-    """Return what the policy's trials lead to. Their losses are in `record`; what grows late is trained."""
+    """Return the results of the policy's trials. Losses come from `record`; late growths are trained."""
     run: CaseRun | None = None
     moments = []
     for moment in record.moments:
@@ -80,20 +80,20 @@ def tried(case: JudgeCase, record: CaseRecord, setting: Setting, policy: Policy)
 
 
 def confirmation(proposed: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
-    """Return what came of the arms of `Confirm`, tried in turn on one extra GPU."""
+    """Return the results of the arms of `Confirm`, tried in turn on one extra GPU."""
     found = {arm.action: arm.slice_loss for arm in moment.arms}
     wanted = [action for actions in arms(Trials.CONFIRM, proposed.growths, 1) for action in actions]
     return tuple(Arm(action=str(action), loss=found[action]) for action in wanted)
 
 
 def race_winner(proposed: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> Action:
-    """Return what wins a race with `gpus` extra GPUs."""
+    """Return the winner of a race with `gpus` extra GPUs."""
     won = best(raced(proposed, moment, gpus), Trials.RACE, proposed.gains)
     return next((arm.action for arm in moment.arms if won is not None and str(arm.action) == won.action), _DO_NOTHING)
 
 
 def raced(proposed: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> tuple[Arm, ...]:
-    """Return what came of the arms of a `Race`: each trains on as it would without one; of one GPU against the base."""
+    """Return the results of the arms of a `Race`: each trains on as without one; with one GPU, against the base."""
     wanted = [action for actions in arms(Trials.RACE, proposed.growths, gpus) for action in actions]
     if wanted and Action.nothing() not in wanted:
         wanted.append(Action.nothing())
@@ -108,20 +108,20 @@ def raced(proposed: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> tu
 
 
 def _run(arm: ArmRecord, shares: tuple[float, ...]) -> Arm:
-    """Return an arm of a race as the worker that trains it tells it."""
+    """Return an arm of a race in the form of its worker's report."""
     losses = {share: arm.losses[MARKS.index(share)] for share in shares}
     ends = tuple(Slice(share=share, loss=loss) for share, loss in losses.items() if loss is not None)
     return Arm(action=str(arm.action), loss=losses[shares[-1]], slices=ends)
 
 
 def _late(run: CaseRun, action: Action) -> float:
-    """Return the accuracy in the end of a growth after both arms of `Confirm` have been tried in turn."""
+    """Return the final accuracy of a growth after both arms of `Confirm` have been tried in turn."""
     late = run.restarted()
     late.advance(run.used + 2 * SHARES[Trials.CONFIRM] * (run.budget - run.used))
     return rounded(late.grown(action).finish().accuracy)
 
 
 def version_of(policy: Policy) -> str:
-    """Return name and version in one text, and those of the policy for strangers."""
+    """Return name and version in one text, with those of the policy for strangers."""
     own = f"{policy.name}@{policy.version}"
     return own if policy.strangers is None else f"{own}, {version_of(policy.strangers)}"

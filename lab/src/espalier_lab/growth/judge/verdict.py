@@ -1,9 +1,9 @@
-"""From the records of all cases to the table: regret, harm, and how sure they are. Pure.
+"""The verdict from the records of all cases: regret, harm, and their uncertainty. Pure.
 
 Regret is test accuracy below the best arm of a decision (a case at a moment), both means over the seeds. The best is
-chosen by the same seeds, so a part of the regret is their luck, which no advisor can know. An advisor does harm where
-it ends more than `HARM` below doing nothing. Intervals are 95 %, by a bootstrap over families: models of a family
-resemble each other, so cases are not independent.
+chosen by the same seeds, so a part of the regret is their luck, which no advisor can know. An advisor does harm if it
+ends more than `HARM` below doing nothing. Intervals are 95 %, by a bootstrap over families: models of a family resemble
+each other, so cases are not independent.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class JudgedMoment:
     family: str
     share: float
     arms: Mapping[str, tuple[float, ...]]
-    """By action: the accuracy of each seed."""
+    """Accuracy of each seed, by action."""
     advised: Mapping[str, tuple[float, ...]]
-    """By advisor, the accuracy of each seed. None: never grow; first: always the first growth that the model offers;
+    """Accuracy of each seed, by advisor. None: never grow; first: always the first growth that the model offers;
     advice: the policy alone; confirm and race: with trials."""
 
     @property
@@ -49,7 +49,7 @@ class JudgedMoment:
         return statistics.fmean(self.arms[self.best]) - statistics.fmean(self.advised[advisor])
 
     def harm(self, advisor: str) -> bool:
-        """Return whether the advisor ends below doing nothing."""
+        """Return whether the advisor does harm."""
         return statistics.fmean(self.advised["none"]) - statistics.fmean(self.advised[advisor]) > HARM
 
 
@@ -61,22 +61,22 @@ class JudgeVerdict:
     regret: Mapping[str, float]
     worse: Mapping[str, float]
     interval: Mapping[str, tuple[float, float]]
-    """Of the regret."""
+    """Interval of the regret, by advisor."""
     paired: Mapping[tuple[str, str], tuple[float, float, float]] = field(default_factory=dict)
-    """Of an advisor and a simpler one: the mean difference of their regrets, and its interval."""
+    """For an advisor and a simpler one: the mean difference of their regrets, and its interval."""
 
     @property
     def families(self) -> int:
-        """How many there are."""
+        """Number of families."""
         return len({decision.family for decision in self.decisions})
 
     @property
     def cases(self) -> int:
-        """How many there are."""
+        """Number of cases."""
         return len({decision.case for decision in self.decisions})
 
     def document(self) -> dict[str, object]:
-        """Return the JSON that others script against."""
+        """Return the JSON for scripts."""
         return {
             "cases": self.cases,
             "families": self.families,
@@ -87,7 +87,7 @@ class JudgeVerdict:
 
 
 Rule = Callable[[CaseRecord, MomentRecord], Action]
-"""What somebody advises at a moment, without trials."""
+"""An advisor without trials: returns its action at a moment."""
 
 
 def decisions_of(
@@ -95,7 +95,7 @@ def decisions_of(
 ) -> tuple[JudgedMoment, ...]:
     """Gather the seeds of each case and moment.
 
-    The advisors are none and first, those of `rules`, and with trials of all seeds also those that these need.
+    The advisors are none, first and those of `rules`, and with trials of all seeds also advice, confirm and race.
     """
     tried = {(one.case, one.seed): one for one in trials}
     found = []
@@ -143,7 +143,7 @@ def _outcomes(moment: MomentRecord) -> dict[str, float]:
 
 
 def judged(decisions: Sequence[JudgedMoment]) -> JudgeVerdict:
-    """Return the figures over the decisions; raises `ValueError` without one."""
+    """Return the figures over the decisions; raise `ValueError` without one."""
     if not decisions:
         raise ValueError("there is no decision to judge")
     names = tuple(decisions[0].advised)
@@ -182,7 +182,7 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def sentence(verdict: JudgeVerdict) -> str:
-    """Say whether growing pays for these models."""
+    """Return a sentence on whether growing pays for these models."""
     growths = sum(len(one.arms) - 1 for one in verdict.decisions)
     if not growths:
         return "Growing is not possible: no model has a place to grow (`espalier points` says why)."
@@ -201,7 +201,7 @@ def sentence(verdict: JudgeVerdict) -> str:
 
 
 def _of_many(verdict: JudgeVerdict) -> str:
-    """Say what the best growths gain with seeds that did not choose them, where there are several."""
+    """Return a sentence on the gain of the best growths on seeds that did not choose them, if there are several."""
     several = all(len(one.advised["none"]) > 1 for one in verdict.decisions)
     gains = [(unseen_gain if several else gain_of)(one) for one in verdict.decisions]
     chosen = (
@@ -215,12 +215,12 @@ def _of_many(verdict: JudgeVerdict) -> str:
 
 
 def gain_of(decision: JudgedMoment) -> float:
-    """Return by how much the best arm ends above doing nothing: at least 0, as the same seeds choose it."""
+    """Return the lead of the best arm over doing nothing: at least 0, as the same seeds choose it."""
     return statistics.fmean(decision.arms[decision.best]) - statistics.fmean(decision.advised["none"])
 
 
 def unseen_gain(decision: JudgedMoment) -> float:
-    """Return by how much the arm that all seeds but one choose ends above doing nothing with that one, on average.
+    """Return the mean lead over doing nothing, on the left-out seed, of the arm that the other seeds choose.
 
     It favours no arm for its luck, so it may be negative. There must be two seeds.
     """
@@ -234,7 +234,7 @@ def unseen_gain(decision: JudgedMoment) -> float:
 
 
 def _bounds(decision: JudgedMoment, growths: int) -> tuple[float, float]:
-    """Return the interval of what the best arm gains, paired by seed; one seed excludes no gain that there can be.
+    """Return the interval of the best arm's gain, paired by seed; one seed excludes no possible gain.
 
     The arm is the best of `growths`, by the same seeds. Without a correction, an interval of noise would exclude 0 from
     below in a tenth of the judgements.

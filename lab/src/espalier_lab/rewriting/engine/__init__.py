@@ -1,4 +1,4 @@
-"""Computing a model otherwise, and the same: rules rewrite its forward, its parameters stay what and where they are.
+"""Other computations with equal results: rules rewrite a model's forward; its parameters stay unchanged.
 
 graph = capture(model, inputs)                     # raises RewritesRefusedError, with the reason
 plan = search(graph, costs)                        # rules with their places; JSON

@@ -1,4 +1,4 @@
-"""The operators of ATen, which graphs of torch.export consist of, read as the operators that rules know."""
+"""The operators of ATen in graphs of torch.export, read as the operators of the rules."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ READERS: Final[Mapping[Callable[..., Any], Reader]] = {
     _ATEN.masked_fill.Scalar: OF_TORCH[torch.masked_fill],
     _ATEN.scaled_dot_product_attention.default: OF_TORCH[torch.nn.functional.scaled_dot_product_attention],
 }
-"""By the overload that is called."""
+"""Readers by the called overload."""
 
 
 CASTS: Final = frozenset({_ATEN.to.device, _ATEN.to.dtype, _ATEN.to.dtype_layout, _ATEN.to.other})
-"""Operators that return their input itself where it has the type and device that are asked for."""
+"""Operators that return their input itself if it already has the requested type and device."""
 
 
 def changes_its_input(target: object) -> bool:
@@ -68,13 +68,13 @@ def changes_its_input(target: object) -> bool:
 
 
 def without_change(target: OpOverload) -> Callable[..., Any]:
-    """Return the operator that computes the same as one that writes into its first argument. `AttributeError`: none."""
+    """Return the operator with the same result that does not write into its input; raise `AttributeError` if none."""
     packet = getattr(torch.ops.aten, target._opname.removesuffix("_"))
     made: Callable[..., Any] = getattr(packet, target._overloadname)
     return made
 
 
 def may_return_its_input(target: OpOverload) -> bool:
-    """Return whether what an operator returns may share memory with what it is given."""
+    """Return whether the output of an operator may share memory with its input."""
     aliases = any(one.alias_info is not None for one in target._schema.returns)
     return aliases or "drop" in target._opname  # a dropout that drops nothing returns its input

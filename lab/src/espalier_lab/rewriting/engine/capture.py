@@ -1,4 +1,4 @@
-"""A model's forward as a graph: traced, read into known operators, run once to learn shapes and layouts."""
+"""A model's forward as a graph: traced, read into known operators, run once to find shapes and layouts."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from espalier_trainer.training.execution import RewritesRefusedError
 
 
 def capture(module: nn.Module, example_inputs: ExampleInput, *, exports: bool = True) -> OpGraph:
-    """Return what `module` computes in train mode, at the shapes of one batch; the module is not changed.
+    """Return the computation of `module` in train mode, at the shapes of one batch; the module is not changed.
 
     It is run once without gradients, and the random generators are restored. torch.fx traces it; with `exports`,
-    torch.export does where torch.fx cannot, which takes seconds. Its graph holds in train mode alone, and in the type
-    of these inputs: under autocast, it would compute a part in another.
+    torch.export does where torch.fx cannot, which takes seconds. Its graph holds only in train mode, and for the type
+    of these inputs: under autocast, a part would have another type.
 
-    Raises `RewritesRefusedError` for a model with hooks of its own, one that cannot be traced, that changes tensors in
-    place which others may read, or attributes of its modules, draws random numbers that no input asks for, or computes
-    a part without gradients or under autocast.
+    Raise `RewritesRefusedError` for a model that has hooks or cannot be traced, that changes tensors in place which
+    others may read, or attributes of its modules, that draws random numbers independent of its inputs, or computes a
+    part without gradients or under autocast.
     """
     _check(module)
     try:
@@ -59,7 +59,7 @@ def capture(module: nn.Module, example_inputs: ExampleInput, *, exports: bool = 
 
 
 class _UntraceableError(RewritesRefusedError):
-    """The forward asks for values that the tracer does not know."""
+    """The forward uses values that the tracer does not know."""
 
 
 def _translated(
@@ -71,7 +71,7 @@ def _translated(
             graph = _unchanged(model, lambda: trace(model, given))
         except RewritesRefusedError:
             raise
-        # Whatever the user's forward raises on values that it cannot look at.
+        # Any error that the user's forward raises on values that it cannot inspect.
         except Exception as error:
             line = (str(error).strip().splitlines() or [""])[0]
             raise _UntraceableError(f"{type(error).__name__}{_place(error)}: {line}") from error
@@ -82,7 +82,7 @@ def _translated(
 
 
 def _by_export(model: nn.Module, given: dict[str, Any], untraceable: RewritesRefusedError) -> OpGraph:
-    """Return the graph of a model that torch.fx cannot trace. Raises `RewritesRefusedError` with both reasons."""
+    """Return the graph of a model that torch.fx cannot trace. Raise `RewritesRefusedError` with both reasons."""
     try:
         found = _translated(model, given, exported, training=True)
     except RewritesRefusedError as error:
@@ -94,7 +94,7 @@ def _by_export(model: nn.Module, given: dict[str, Any], untraceable: RewritesRef
 
 
 def _place(error: Exception) -> str:
-    """Return where the innermost code that is not torch's raised an error, '' where there is none."""
+    """Return the place of the innermost code outside torch that raised an error; '' if there is none."""
     ours = (Path(torch.__file__).parent, Path(__file__).parent)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not any(Path(frame.filename).is_relative_to(each) for each in ours) and not frame.filename.startswith("<"):
@@ -103,7 +103,7 @@ def _place(error: Exception) -> str:
 
 
 def _unchanged(model: nn.Module, trace: Callable[[], fx.Graph]) -> fx.Graph:
-    """Return what `trace` records of `model`, which must do nothing that the record would hold as it was then.
+    """Return the record of `trace` for `model`, whose forward must not depend on the moment of tracing.
 
     A draw that needs no input is made while the forward is traced, and an attribute has the value of that moment.
     """
@@ -127,11 +127,11 @@ def _unchanged(model: nn.Module, trace: Callable[[], fx.Graph]) -> fx.Graph:
 
 
 _OF_TRACERS: Final = ("_tensor_constant", "lifted_tensor_")
-"""Attributes in which torch.fx and torch.export put tensors that the forward makes of numbers."""
+"""Attributes in which torch.fx and torch.export store tensors that the forward makes of numbers."""
 
 
 def _attributes(model: nn.Module) -> dict[str, Any]:
-    """Return what modules hold, by path, without what torch holds for them; containers as they are now."""
+    """Return the attributes of modules by path, without those that torch uses; containers in their current state."""
     return {
         f"{path}.{name}" if path else name: _contents(value)
         for path, module in model.named_modules()
@@ -140,9 +140,9 @@ def _attributes(model: nn.Module) -> dict[str, Any]:
 
 
 def _own(module: nn.Module) -> list[tuple[str, Any]]:
-    """Return the attributes that are no parts of a module, a tensor with its version: it may be changed in place.
+    """Return the attributes that are not parts of a module, a tensor with its version: it may be changed in place.
 
-    The versions of buffers are compared apart.
+    The versions of buffers are compared separately.
     """
     return [
         (name, (value, value._version) if isinstance(value, Tensor) and not value.is_inference() else value)
@@ -162,7 +162,7 @@ def _contents(value: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two values are one object, equal numbers or texts, or tuples of such."""
+    """Return whether two values are one object, equal numbers or texts, or tuples of such values."""
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     return one is other or (isinstance(one, int | float | str) and bool(one == other))

@@ -1,6 +1,6 @@
-"""What each node costs: a table of operators, measured once a device and kept as JSON.
+"""The cost of each node: a table of operators, measured once per device and stored as JSON.
 
-The sum over a graph orders candidates; it knows no caches and no overlap, so the best are measured end to end as well.
+The sum over a graph orders candidates; it ignores caches and overlap, so the best are measured end to end as well.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from espalier_trainer.measuring.gradients import settle
 from espalier_trainer.net2net.modules import device_of
 
 REPEATS: Final = 7
-"""Runs of an operator of which the median is taken."""
+"""Number of runs of an operator, of which the median is taken."""
 
 SHORT: Final = 2e-3
-"""Seconds that the runs of an operator take together at least, so that short ones are measured more often."""
+"""Minimum total seconds of an operator's runs, so that short ones are measured more often."""
 
 _IN_A_ROW: Final = 5
-"""Times an operator runs on a GPU before it is waited for."""
+"""Number of runs of an operator on a GPU between two synchronisations."""
 _MOST: Final = 200
 
 
@@ -42,19 +42,19 @@ class OperatorCosts:
     """Seconds of the operators of one model on its device; `training`: forward and backward, otherwise forward."""
 
     module: nn.Module
-    """Its layers with state are copied to be measured; it is left as it is."""
+    """The model; its layers with state are copied for measuring, and it stays unchanged."""
     folder: Path | None = None
-    """Where the table of each device is kept; None: in memory alone."""
+    """Folder for the table of each device; None: only in memory."""
     training: bool = True
     clock: Callable[[], float] = time.perf_counter
     measured: int = 0
-    """Operators that were not in the table."""
+    """Number of operators that were not in the table."""
     table: dict[str, float] = field(default_factory=dict)
-    """Seconds of the operators of this device: those handed in are not measured, those that are measured are added."""
+    """Seconds of the operators of this device; given ones are not measured, and measured ones are added."""
     _known: dict[tuple[Any, ...], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Read the table of the device; one that cannot be read is measured again."""
+        """Read the table of the device; an unreadable one is measured again."""
         self.device = device_kind(self.module)
         if self.folder is not None:
             try:
@@ -66,7 +66,7 @@ class OperatorCosts:
     def of(self, graph: OpGraph, name: str) -> float:
         """Return the seconds of a node, measuring it if it is new; infinite if it raises.
 
-        Raises `torch.OutOfMemoryError` where there is no room to measure it: that says nothing about the node.
+        Raise `torch.OutOfMemoryError` if there is no room to measure it, which says nothing about the node.
         """
         node = graph.nodes[name]
         if node.operator in LEAVES or node.operator == OUTPUT or not _tensors(node.meta):
@@ -79,7 +79,7 @@ class OperatorCosts:
         return known
 
     def save(self) -> None:
-        """Write the table, if there is a folder; another process that does the same loses nothing but its new rows."""
+        """Write the table, if there is a folder; another process doing the same can only lose its new rows."""
         if self.folder is None or not self.measured:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ class OperatorCosts:
         if key not in self.table:
             seconds = self._seconds(node, inputs, copy.deepcopy(layer))
             if seconds == math.inf:
-                return seconds  # no JSON, and found again as fast
+                return seconds  # not stored as JSON: it fails again as fast
             self.measured += 1
             self.table[key] = seconds
         return self.table[key]
@@ -126,19 +126,19 @@ class OperatorCosts:
                 return _timed(run, device, self.clock)
         except torch.OutOfMemoryError:
             raise
-        # Whatever a part of the user's model raises, or torch where a rewrite changed how its input lies.
+        # Any error of a part of the user's model, or of torch for an input in a new layout.
         except Exception:
             return math.inf
 
 
 class Sums:
-    """The seconds of each node of a graph; after a rewrite only those that it changed are looked up again."""
+    """The seconds of each node of a graph; after a rewrite, only changed nodes are looked up again."""
 
     def __init__(self, graph: OpGraph, costs: OperatorCosts) -> None:
         """Look up every node of a graph without rewrites.
 
-        One that raises does not take data without meaning, as a part of the user's model may. It costs nothing, here
-        and after rewrites. One that raises after a rewrite alone is broken by it, and costs infinitely much.
+        A node that raises here rejects meaningless data, as a part of the user's model may, and costs nothing, also
+        after rewrites. A node that raises only after a rewrite is broken by it, and costs infinitely much.
         """
         self._costs = costs
         found = {name: costs.of(graph, name) for name in graph.nodes}
@@ -146,7 +146,7 @@ class Sums:
         self._of: Mapping[str, float] = found | dict.fromkeys(self._failed, 0.0)
 
     def after(self, graph: OpGraph) -> Sums:
-        """Return the sums of a graph that one rewrite has made of this one's."""
+        """Return the sums of a graph that one rewrite made from this one's."""
         other = object.__new__(Sums)
         other._costs, other._failed = self._costs, self._failed
         found = dict(self._of)
@@ -177,7 +177,7 @@ def _metas(metas: tuple[Meta, ...]) -> str:
 
 
 def _made(meta: Any, device: torch.device, *, grad: bool) -> Any:
-    """Return what a node may be given: small random numbers, zeros for whole numbers (a place that every table has)."""
+    """Return an example input of a node: small random numbers, zeros for integers (a valid index of every table)."""
     if isinstance(meta, tuple):
         return tuple(_made(one, device, grad=grad) for one in meta)
     if not isinstance(meta, Value):
@@ -204,7 +204,7 @@ def _call(
 
 
 def _timed(run: Callable[[], None], device: torch.device, clock: Callable[[], float]) -> float:
-    # In a step a device computes while the next operators are launched; one alone would also be waited for.
+    # In a step, a device computes while the next operators are launched; a single run would also include the wait.
     times = _IN_A_ROW if device.type == "cuda" else 1
 
     def once() -> float:

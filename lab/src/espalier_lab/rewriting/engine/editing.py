@@ -1,4 +1,4 @@
-"""One rewrite of a graph: nodes are added, users of a node are given another, what nobody needs goes."""
+"""One rewrite of a graph: it adds nodes, redirects the users of a node, and removes unused nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from espalier_lab.rewriting.engine.operators import OPERATORS
 
 
 class GraphEdit:
-    """A graph in the making; the graph that it starts from is left whole."""
+    """A graph in the making; the original graph stays unchanged."""
 
     def __init__(self, graph: OpGraph, at: str) -> None:
         """Start from `graph`; new nodes take the place of the node `at` in the order of the forward."""
@@ -26,17 +26,17 @@ class GraphEdit:
         self._left: list[str] = []
 
     def node(self, name: str) -> OpNode:
-        """Return a node as it is now."""
+        """Return a node in its current state."""
         return self._nodes[name]
 
     def users(self, name: str) -> frozenset[str]:
-        """Return the nodes that read a node as it is now."""
+        """Return the current readers of a node."""
         return frozenset(self._users[name])
 
     def add(self, operator: str, inputs: Sequence[str], **settings: Hashable) -> str:
-        """Return the name of a node that computes this: a new one, unless there is one already.
+        """Return the name of a node with this computation: an existing one, or a new one.
 
-        Raises what torch raises where shapes do not fit.
+        Raise torch's error if shapes do not fit.
         """
         content = (operator, attributes(settings), tuple(inputs))
         known: str | None = self._index.get(content)
@@ -56,7 +56,7 @@ class GraphEdit:
         return name
 
     def replace(self, old: str, new: str, keep: frozenset[str] = frozenset()) -> None:
-        """Let all users of `old` except `keep` read `new` instead."""
+        """Make all users of `old` except `keep` read `new` instead."""
         users = [user for user in self._users[old] if user not in keep]
         if not users or old == new:
             return
@@ -73,7 +73,7 @@ class GraphEdit:
         self._left.append(old)
 
     def done(self) -> OpGraph:
-        """Return the new graph, without nodes that are not needed any more."""
+        """Return the new graph, without unused nodes."""
         while self._left:
             name = self._left.pop()
             node = self._nodes.get(name)
@@ -104,7 +104,7 @@ class GraphEdit:
             del self._index[node.content]
 
     def _relay(self, name: str) -> None:
-        """Find again how the output of a node lies in memory, and those of the nodes after it."""
+        """Update the memory layouts of a node's output and of the nodes after it."""
         waiting = [name]
         while waiting:
             one = waiting.pop()
@@ -114,7 +114,7 @@ class GraphEdit:
             metas: tuple[Any, ...] = tuple([self._nodes[each].meta for each in node.inputs])
             known = node.operator in OPERATORS
             meta = inferred(node.operator, node.attributes, metas) if known else laid_out(node.meta, metas)
-            self._changed.add(one)  # its cost is another, even where its output lies as before
+            self._changed.add(one)  # its cost changes even if its output's layout does not
             if meta != node.meta:
                 self._nodes[one] = replace(node, meta=meta)
                 waiting.extend(self._users[one])

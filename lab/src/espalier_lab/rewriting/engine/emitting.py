@@ -1,4 +1,4 @@
-"""From a graph back to a module: the same parameters, buffers and layers with state, and a forward of its own."""
+"""Conversion of a graph back to a module: the same parameters, buffers and layers with state, with a new forward."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from espalier_trainer.training.execution import RewritesRefusedError
 def emitted(graph: OpGraph, module: nn.Module) -> fx.GraphModule:
     """Return a module that computes `graph` with the parameters, buffers and stateful layers of `module`, not copies.
 
-    It takes the same inputs by the same names. Where the graph holds for train mode alone, it raises
-    `RewritesRefusedError` when it is called in eval mode.
+    It takes the same inputs by the same names. If the graph holds only in train mode, a call in eval mode raises
+    `RewritesRefusedError`.
     """
     root: dict[str, Any] = {}
     made: dict[str, fx.Node] = {}

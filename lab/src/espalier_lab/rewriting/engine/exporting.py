@@ -1,6 +1,6 @@
-"""A model's forward as torch.export sees it, for one that torch.fx cannot trace: it asks for sizes, or takes anything.
+"""A model's forward by torch.export, for models that torch.fx cannot trace: they read sizes, or take arbitrary inputs.
 
-The flags of layers are a part of its graph, which is for train mode alone.
+The flags of layers are part of the graph, which holds only in train mode.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ from espalier_lab.rewriting.engine.errors import CONTEXT
 from espalier_trainer.training.execution import RewritesRefusedError
 
 _OF_NUMBERS: Final = frozenset({"_operator", "math", "builtins"})
-"""Modules of the functions that compute sizes, and take parts of tuples."""
+"""Modules of functions that compute sizes, or take parts of tuples."""
 
 
 def exported(model: nn.Module, given: Mapping[str, Any]) -> fx.Graph:
-    """Return the graph of `model`, which reads its parameters and buffers by their paths, for batches of any size.
+    """Return the graph of `model`, with parameters and buffers by path, for batches of any size.
 
     `given` are the inputs by their names. Tensors that the forward makes of numbers become attributes of `model`.
 
-    Raises `RewritesRefusedError` where the graph would hold for some sizes of a batch alone, a part of it runs in a
-    context of its own, or the model returns what is no tensor, list, tuple or dictionary of tensors; and whatever
-    torch.export raises.
+    Raise `RewritesRefusedError` if the graph would hold only for some sizes of a batch, a part of it runs in a separate
+    context, or the model returns anything but tensors in lists, tuples or dictionaries; and any error of torch.export.
     """
     if nested := [name for name, one in given.items() if not isinstance(one, Tensor)]:
         raise RewritesRefusedError(f"input {nested[0]!r} is a dictionary; take its tensors as inputs of their own")
     sizes = {name: {0: torch.export.Dim.DYNAMIC} if one.dim() else None for name, one in given.items()}
     with _WithGradients():
         program = torch.export.export(model, (), dict(given), dynamic_shapes=sizes, strict=False)
-    if program._guards_code:  # what module() would check in each step
+    if program._guards_code:  # conditions that module() would check in each step
         raise RewritesRefusedError(f"its graph would hold for some sizes of a batch alone: {program._guards_code[0]}")
     module: Any = program.module(check_guards=False)
     graph: fx.Graph = module.graph
@@ -58,7 +57,7 @@ def exported(model: nn.Module, given: Mapping[str, Any]) -> fx.Graph:
 
 
 def _lift(path: str, module: nn.Module, model: nn.Module) -> None:
-    """Give `model` the tensor that `module` has at a path, where it has none."""
+    """Copy the tensor at a path of `module` to `model`, if it has none."""
     owner, _, name = path.rpartition(".")
     if not hasattr(model.get_submodule(owner), name):
         setattr(model.get_submodule(owner), name, getattr(module.get_submodule(owner), name))
@@ -74,7 +73,7 @@ class _WithGradients(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function; `RewritesRefusedError` where it computes a tensor without gradients."""
+        """Call the function; raise `RewritesRefusedError` if it computes a tensor without gradients."""
         result = func(*args, **dict(kwargs or {}))
         if not torch.is_grad_enabled() and isinstance(result, Tensor):
             raise RewritesRefusedError(CONTEXT)

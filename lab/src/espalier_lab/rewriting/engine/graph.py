@@ -1,7 +1,7 @@
 """The computation of a model as plain data: nodes that never change, and graphs that share them.
 
-A rewrite makes a new graph (`editing.Edit`) and leaves the old one whole, so a search may go on from any of them. Equal
-computations are one node: a node is found by what it computes (hash-consing, as in Click & Paleczny 1995).
+A rewrite makes a new graph (`editing.GraphEdit`) and leaves the old one unchanged, so a search may continue from any of
+them. Equal computations are one node, which is found by its content (hash-consing, as in Click & Paleczny 1995).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 OUTPUT: Final = "output"
-"""Operator and name of the node that returns what the model returns."""
+"""Operator and name of the node that returns the model's result."""
 
 LEAVES: Final = frozenset({"input", "parameter", "constant"})
 """Operators that compute nothing."""
@@ -29,14 +29,14 @@ IMAGE_DIMENSIONS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is known of a tensor before it is computed."""
+    """The known properties of a tensor before it is computed."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     channels_last: bool = False
-    """Its four dimensions lie in memory as N, H, W, C."""
+    """Whether its four dimensions lie in memory as N, H, W, C."""
     grad: bool = False
-    """A gradient flows back through it."""
+    """Whether a gradient flows back through it."""
 
     @property
     def is_images(self) -> bool:
@@ -45,7 +45,7 @@ class Value:
 
 
 Meta = Hashable
-"""A `Value`, or of a node that returns no tensor what it returns: a number, a size, a tuple of metas."""
+"""A `Value`, or for a node that returns no tensor its result: a number, a size, a tuple of metas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +53,20 @@ class OpNode:
     """One computation."""
 
     operator: str
-    """Of `operators.OPERATORS`, a leaf, `output`, or `module`, `call`, `method`: something that no rule looks into."""
+    """One of `operators.OPERATORS`, a leaf, `output`, or `module`, `call`, `method`, which are opaque to rules."""
     attributes: Attributes
     inputs: tuple[str, ...]
     """Names of nodes."""
     meta: Meta
     order: float
-    """Its place in the model's forward; a new node has that of the one that it stands for."""
+    """Place in the model's forward; a new node has the place of the node that it replaces."""
     effect: str = ""
-    """`random` or `buffers` where it draws random numbers or changes buffers: it stays, even if nobody reads it, and in
-    its order. Random numbers are drawn in the order of the memory, so the layout of what it reads must stay, too."""
+    """`random` or `buffers` if it draws random numbers or changes buffers: it stays in order, even if unused. Random
+    numbers are drawn in memory order, so the layout of its input must stay, too."""
 
     @property
     def content(self) -> tuple[str, Attributes, tuple[str, ...]]:
-        """Return what it computes: equal nodes of a graph are one."""
+        """Return the content that identifies it: equal nodes of a graph are one."""
         return self.operator, self.attributes, self.inputs
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -78,7 +78,7 @@ class OpNode:
 
     @property
     def value(self) -> Value:
-        """Return the meta of a node that returns one tensor. Raises `TypeError` for another."""
+        """Return the meta of a node that returns one tensor. Raise `TypeError` for another."""
         if not isinstance(self.meta, Value):
             raise TypeError(f"{self.operator} returns no tensor: {self.meta}")
         return self.meta
@@ -90,25 +90,25 @@ class OpNode:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of its tensor, () where it returns none."""
+        """Return the shape of its tensor; () if it returns none."""
         return self.meta.shape if isinstance(self.meta, Value) else ()
 
 
 @dataclass(frozen=True, eq=False)
 class OpGraph:
-    """All nodes that the result needs, by name. Nothing of it is ever changed."""
+    """All nodes that the result needs, by name. It is immutable."""
 
     nodes: Mapping[str, OpNode]
     users: Mapping[str, tuple[str, ...]]
-    """For each node those that read it, each once."""
+    """The readers of each node, each once."""
     index: Mapping[tuple[Any, ...], str] = field(repr=False)
-    """The name of a node by its content."""
+    """Names of nodes by content."""
     constants: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     """Tensors that are neither parameters nor buffers, by their attribute."""
     both_modes: bool = True
-    """Train and eval mode compute by this graph; otherwise train mode alone."""
+    """Whether train and eval mode both compute this graph; otherwise only train mode does."""
     changed: frozenset[str] = frozenset()
-    """Nodes that the last rewrite made, or whose inputs or readers it changed."""
+    """Nodes that the last rewrite created, or whose inputs or readers it changed."""
 
     def operators(self) -> int:
         """Return the number of nodes that compute something."""
@@ -117,7 +117,7 @@ class OpGraph:
     def ordered(self) -> list[str]:
         """Return the names so that each comes after its inputs, otherwise in the order of the forward.
 
-        Raises `ValueError` where nodes read one another in a circle.
+        Raise `ValueError` if nodes read one another in a circle.
         """
         nodes = self.nodes
         waits = {name: len(set(node.inputs)) for name, node in nodes.items()}
@@ -140,7 +140,7 @@ class OpGraph:
         return [name for name in self.ordered() if self.nodes[name].effect]
 
     def key(self) -> int:
-        """Return a hash of what is computed, whatever the nodes are called; the same only within this process.
+        """Return a hash of the computation, independent of node names, and valid within this process.
 
         Two graphs of which one computes something twice have different keys.
         """
@@ -148,15 +148,15 @@ class OpGraph:
         return hash((*roots, len(found), sum(found.values())))
 
     def fingerprint(self) -> str:
-        """Return a hash that other processes find too: of the computation, its constants and its parameters' shapes.
+        """Return a hash that other processes reproduce: of the computation, its constants and its parameters' shapes.
 
-        It does not know the sizes of activations: a plan outlives a change of the batch size.
+        It does not cover the sizes of activations: a plan outlives a change of the batch size.
         """
         found, roots = self._hashes(lambda part: hashlib.sha256(written(part).encode()).hexdigest())
         return hashlib.sha256("".join([*roots, *sorted(found.values())]).encode()).hexdigest()[:16]
 
     def _hashes(self, digest: Any) -> tuple[dict[str, Any], list[Any]]:
-        """Return digests of all nodes, each with those of what it reads, and those of the output and of effects."""
+        """Return digests of all nodes, each including its inputs, and the digests of the output and of effects."""
         found: dict[str, Any] = {}
         roots: list[Any] = []
         nodes = self.nodes
@@ -170,7 +170,7 @@ class OpGraph:
 
 
 def assembled(nodes: Mapping[str, OpNode], constants: Mapping[str, Tensor]) -> OpGraph:
-    """Return the graph of those nodes that the result, or an effect, needs, and of the inputs."""
+    """Return the graph of the nodes that the result or an effect needs, and of the inputs."""
     needed: set[str] = set()
     waiting = [name for name, node in nodes.items() if node.effect or node.operator in (OUTPUT, "input")]
     while waiting:
@@ -201,5 +201,5 @@ def written(part: object) -> str:
 
 
 def attributes(settings: Mapping[str, Hashable]) -> Attributes:
-    """Return settings as a node holds them."""
+    """Return settings in the form of a node's attributes."""
     return tuple(sorted(settings.items()))

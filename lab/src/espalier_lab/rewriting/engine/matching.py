@@ -1,4 +1,4 @@
-"""Where which rule holds. After a rewrite only the nodes around what it changed are looked at again."""
+"""Places where rules apply. After a rewrite, only the nodes around its changes are examined again."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from espalier_lab.rewriting.engine.rules import RULES, Location, RewriteRule
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A rule, and a place where it holds."""
+    """A rule, and a place where it applies."""
 
     rule: RewriteRule
     location: Location
 
     def applied(self, graph: OpGraph) -> OpGraph:
-        """Return the graph with the rule carried out."""
+        """Return the graph after the rule."""
         return self.rule.rewrite(graph, self.location)
 
 
@@ -26,13 +26,13 @@ class Matches:
     """All matches of a graph, by their anchors."""
 
     def __init__(self, graph: OpGraph, rules: Sequence[RewriteRule] = RULES) -> None:
-        """Look at every node."""
+        """Examine every node."""
         self._rules = _Rules(rules)
         self._graph = graph
         self._at: Mapping[str, tuple[Match, ...]] = self._found(graph, graph.nodes)
 
     def after(self, graph: OpGraph) -> Matches:
-        """Return the matches of a graph that one rewrite has made of this one's."""
+        """Return the matches of a graph that one rewrite made from this one's."""
         other = object.__new__(Matches)
         other._rules, other._graph = self._rules, graph
         near = _near(graph, self._rules.reach)

@@ -1,4 +1,4 @@
-"""Shapes, types and layouts of what nodes compute, found by running them on tensors without data."""
+"""Shapes, types and layouts of nodes' results, found by running them on tensors without data."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from espalier_lab.rewriting.engine.operators import spelled
 
 
 def value_of(tensor: Tensor) -> Value:
-    """Return what is known of a tensor."""
+    """Return the known properties of a tensor."""
     return Value(tuple(tensor.shape), tensor.dtype, _lies_last(tensor), tensor.requires_grad)
 
 
 def stand_in(value: Value) -> Tensor:
-    """Return a tensor without data that is known by `value`, except for its gradient."""
+    """Return a tensor without data that has the properties of `value`, except its gradient."""
     tensor = torch.empty(value.shape, dtype=value.dtype, device="meta")
     return tensor.contiguous(memory_format=torch.channels_last) if value.channels_last else tensor
 
 
 def meta_of(result: Any, *, grad: bool) -> Meta:
-    """Return the meta of what a node returns; `grad`: one of its inputs has a gradient.
+    """Return the meta of a node's result; `grad`: one of its inputs has a gradient.
 
-    Raises `TypeError` for a result that cannot be compared with another: neither tensors, numbers nor tuples or
+    Raise `TypeError` for a result that cannot be compared with another: neither tensors, numbers nor tuples or
     dictionaries of them.
     """
     if isinstance(result, Tensor):
@@ -44,7 +44,7 @@ def meta_of(result: Any, *, grad: bool) -> Meta:
 
 
 def real_of(meta: Any) -> Any:
-    """Return what stands for the result of a node with this meta: tensors without data, numbers, tuples."""
+    """Return a stand-in for the result of a node with this meta: tensors without data, numbers, tuples."""
     if isinstance(meta, Value):
         return stand_in(meta)
     if isinstance(meta, tuple):
@@ -61,18 +61,18 @@ def has_grad(meta: Any) -> bool:
 
 @lru_cache(maxsize=100_000)
 def inferred(operator: str, attributes: Attributes, inputs: tuple[Meta, ...]) -> Meta:
-    """Return the meta of a known operator's result. Raises what torch raises for inputs that do not fit."""
+    """Return the meta of a known operator's result. Raise torch's error for inputs that do not fit."""
     function, arguments, settings = spelled(operator, [real_of(meta) for meta in inputs], dict(attributes))
     with torch.no_grad():
         result = function(*arguments, **settings)
     meta = meta_of(result, grad=any(map(has_grad, inputs)))
-    # A convolution without data returns its channels apart, one with data as its image has them.
+    # A convolution without data returns contiguous channels, one with data the layout of its image.
     return laid_out(meta, inputs) if operator == "conv2d" else meta
 
 
 @lru_cache(maxsize=100_000)
 def laid_out(meta: Meta, inputs: tuple[Meta, ...]) -> Meta:
-    """Return the meta of an unknown operation on inputs that lie in memory as `inputs` say: it lies as the first."""
+    """Return the meta of an unknown operation on inputs with the layouts of `inputs`: it has the first one's layout."""
     if not isinstance(meta, Value) or not meta.is_images:
         return meta
     images = [one for one in inputs if isinstance(one, Value) and one.is_images]
@@ -81,7 +81,7 @@ def laid_out(meta: Meta, inputs: tuple[Meta, ...]) -> Meta:
 
 
 def _lies_last(tensor: Tensor) -> bool:
-    """Return whether what is computed of a tensor lies channels-last: also of a part of its channels, with gaps."""
+    """Return whether a computed tensor lies channels-last, even if it has gaps, as for a part of its channels."""
     if tensor.dim() != IMAGE_DIMENSIONS:
         return False
     like = torch.empty_like(tensor, device="meta")

@@ -1,4 +1,4 @@
-"""The operators that rules know, and how each is written as a call of torch."""
+"""The operators of the rules, and their calls in torch."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _SCALED: Final[Mapping[str, Callable[..., Any]]] = {
     "rsub": subtracted_from,
     "rdiv": dividing,
 }
-"""Of two tensors, or of one and the attribute `scalar`."""
+"""Operators on two tensors, or on one and the attribute `scalar`."""
 
 OPERATORS: Final = frozenset(_PLAIN) | frozenset(_SCALED) | {"cat", "layer_norm"}
 
@@ -89,7 +89,7 @@ VIEWS: Final = frozenset({"flatten", "transpose", "narrow"})
 
 
 def spelled(operator: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Spelled:
-    """Return the call of torch that an operator stands for; `inputs` are tensors, or what stands for them."""
+    """Return the call of torch for an operator; `inputs` are tensors, or stand-ins for them."""
     if operator in _SCALED:
         operands = (*inputs, attributes["scalar"]) if "scalar" in attributes else tuple(inputs)
         return _SCALED[operator], operands, {}

@@ -1,4 +1,4 @@
-"""A plan: the rules that a search has chosen, in order. It is saved as JSON and carried out again without a search."""
+"""A plan: the rules that a search has chosen, in order. It is stored as JSON and applied again without a search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from espalier_trainer.training.execution import RewritesRefusedError
 
 
 class RewriteStep(BaseModel):
-    """One rule, and the nodes that it takes, by their names in the graph that it is carried out on."""
+    """One rule, and its nodes, by their names in the graph that it is applied to."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -24,11 +24,11 @@ class RewriteStep(BaseModel):
 
 
 class RewritePlan(BaseModel):
-    """How to compute a model otherwise. `model_dump_json` writes it, `model_validate_json` reads it."""
+    """Another computation of a model. `model_dump_json` writes it, `model_validate_json` reads it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    fingerprint: str = Field(description="Of the graph that the rules start from; it does not know the batch size.")
+    fingerprint: str = Field(description="Fingerprint of the starting graph, independent of the batch size.")
     device: str = Field(description="The kind of device that the costs were measured on.")
     rules: tuple[RewriteStep, ...] = ()
 
@@ -44,7 +44,7 @@ def device_kind(module: nn.Module) -> str:
 def rewritten(graph: OpGraph, plan: RewritePlan) -> OpGraph:
     """Return `graph` after all rules of the plan.
 
-    Raises `RewritesRefusedError` where the plan was made for another graph, or random draws would change their order.
+    Raise `RewritesRefusedError` if the plan was made for another graph, or random draws would change their order.
     """
     if (found := graph.fingerprint()) != plan.fingerprint:
         raise RewritesRefusedError(f"the plan is for the computation {plan.fingerprint}, and this model's is {found}")
@@ -52,7 +52,7 @@ def rewritten(graph: OpGraph, plan: RewritePlan) -> OpGraph:
     for step in plan.rules:
         rule = BY_NAME.get(step.rule)
         if rule is None or not step.location or step.location[0] not in graph.nodes:
-            raise RewritesRefusedError(f"the plan says {step.rule} at {step.location}, which is not known here")
+            raise RewritesRefusedError(f"the plan has {step.rule} at {step.location}, which is unknown here")
         at = step.location[0]
         if graph.nodes[at].operator not in rule.anchors or step.location not in list(rule.find(graph, at)):
             raise RewritesRefusedError(f"{step.rule} does not hold at {step.location} any more")
@@ -63,8 +63,8 @@ def rewritten(graph: OpGraph, plan: RewritePlan) -> OpGraph:
 
 
 def apply(module: nn.Module, plan: RewritePlan, example_inputs: ExampleInput) -> fx.GraphModule:
-    """Return a module that computes what `module` does by the plan, with the same parameters, buffers and layers.
+    """Return a module that computes the same as `module` by the plan, with its parameters, buffers and layers.
 
-    Raises `RewritesRefusedError` as `capture` and `rewritten` do.
+    Raise `RewritesRefusedError` as `capture` and `rewritten` do.
     """
     return emitted(rewritten(capture(module, example_inputs), plan), module)

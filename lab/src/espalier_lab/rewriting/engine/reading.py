@@ -1,4 +1,4 @@
-"""Calls of torch, read as the operators that rules know: a layer, its function and its method are the same."""
+"""Calls of torch, read as the operators of the rules: a layer, its function and its method are the same."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 
 Read = tuple[str, tuple[Any, ...], dict[str, Any]]
-"""Operator, tensor inputs (whatever stands for them), attributes."""
+"""Operator, tensor inputs (or stand-ins for them), attributes."""
 
 Reader = Callable[..., Read | None]
-"""Takes the arguments of a call; returns None where the call is none that the operator covers."""
+"""Takes the arguments of a call; returns None for a call that the operator does not cover."""
 
 
 def _number(value: Any) -> bool:
@@ -58,7 +58,7 @@ def _softmax(tensor: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = No
 
 
 def _softmax_of_torch(tensor: Any, dim: Any = None, dtype: Any = None) -> Read | None:
-    """Read the function and the method, whose third argument is the type; that of `functional` is at another place."""
+    """Read the function and the method, whose third argument is the type; `functional` has it at another place."""
     return _softmax(tensor, dim, dtype=dtype)
 
 
@@ -184,7 +184,7 @@ _SHARED: Final[Mapping[str, Reader]] = {
     "flatten": _flatten,
     "transpose": _transpose,
 }
-"""What torch offers under one name as a function and as a method."""
+"""Names that torch offers both as a function and as a method."""
 
 METHODS: Final[Mapping[str, Reader]] = {
     **_SHARED,
@@ -232,15 +232,15 @@ IN_PLACE: Final[Mapping[Callable[..., Any], Callable[..., Any]]] = {
     python.ipow: python.pow,
     torch.relu_: torch.relu,
 }
-"""Functions that change their first argument, and those that return the same instead."""
+"""Functions that change their first argument, with the functions that return the result instead."""
 
 
 def out_of_place(function: object) -> Callable[..., Any] | None:
-    """Return the function that computes the same as one that changes its first argument; None where none is known."""
+    """Return the function equivalent to one that changes its first argument; None if there is none."""
     if not callable(function) or function in IN_PLACE:
         return IN_PLACE.get(function) if callable(function) else None
     name = getattr(function, "__name__", "")
-    for owner in (functional, torch):  # `operator.and_` ends so, too
+    for owner in (functional, torch):  # `operator.and_` has this ending, too
         if name.endswith("_") and getattr(owner, name, None) is function:
             found: Callable[..., Any] | None = getattr(owner, name[:-1], None)
             return found
@@ -285,7 +285,7 @@ PURE_LAYERS: Final = (
     nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.Mish, nn.PReLU, nn.Softplus,
     nn.ZeroPad2d, nn.ReflectionPad2d, nn.PixelShuffle, nn.Unflatten, nn.Embedding, nn.Softsign, nn.LogSigmoid,
 )  # fmt: skip
-"""Layers that no rule looks into, and that neither draw random numbers nor change a buffer."""
+"""Layers that are opaque to rules, and neither draw random numbers nor change a buffer."""
 
 _RANDOM: Final = (
     "drop", "rand", "normal", "bernoulli", "multinomial", "poisson", "exponential", "rrelu", "gumbel", "fractional",
@@ -297,7 +297,7 @@ _NORMS: Final = ("batch_norm", "instance_norm")
 
 
 def effect_of(function: Callable[..., Any] | str) -> str:
-    """Return the effect of a function, or of the method of a tensor, as a node has it; what is unknown may draw."""
+    """Return the effect of a function, or of a tensor's method, in a node's form; an unknown one may draw."""
     name = function if isinstance(function, str) else getattr(function, "__name__", "")
     if any(part in name for part in _NORMS):
         return "buffers"
@@ -310,7 +310,7 @@ def effect_of(function: Callable[..., Any] | str) -> str:
 
 
 def layer_effect(layer: nn.Module) -> str:
-    """Return the effect of a layer that is none of `LAYERS`."""
+    """Return the effect of a layer that is not in `LAYERS`."""
     if isinstance(layer, PURE_LAYERS):
         return ""
     return "buffers" if isinstance(layer, _NormBase) else "random"

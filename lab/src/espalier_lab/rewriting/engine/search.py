@@ -1,4 +1,4 @@
-"""Which rewrites, in which order? Searches over graphs by the sum of the cost table."""
+"""Searches for rewrites and their order, over graphs, by the sum of the cost table."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from espalier_lab.rewriting.engine.matching import Match, Matches
 from espalier_lab.rewriting.engine.plans import RewritePlan, RewriteStep
 
 HORIZON: Final = 40
-"""Most rewrites of a plan."""
+"""Maximum number of rewrites in a plan."""
 
 ALPHA: Final = 1.05
-"""A graph may cost this factor of the best one and still be looked into (Jia et al. 2019, TASO, section 5)."""
+"""Factor on the best cost up to which a graph is still explored (Jia et al. 2019, TASO, section 5)."""
 
 EVALUATIONS: Final = 400
-"""Most graphs that a search computes the cost of."""
+"""Maximum number of graphs whose cost a search computes."""
 
 CANDIDATES: Final = 8
-"""Best graphs of a search that are worth measuring end to end: the table misjudges by a few percent."""
+"""Number of a search's best graphs worth measuring end to end: the table is off by a few percent."""
 
 
 @dataclass(frozen=True, eq=False)
 class SearchState:
-    """A graph, what it costs, where rules hold on it, and the rewrites that led to it."""
+    """A graph with its cost, its matches, and the rewrites that led to it."""
 
     graph: OpGraph
     sums: Sums
@@ -50,7 +50,7 @@ class SearchState:
         return SearchState(graph, self.sums.after(graph), self.matches.after(graph), (*self.steps, match))
 
     def plan(self, fingerprint: str, device: str) -> RewritePlan:
-        """Return the rewrites, for the graph of this fingerprint that they began with and costs of this device."""
+        """Return the rewrites, for the starting graph with this fingerprint and costs of this device."""
         steps = tuple(RewriteStep(rule=one.rule.name, location=one.location) for one in self.steps)
         return RewritePlan(fingerprint=fingerprint, device=device, rules=steps)
 
@@ -62,23 +62,23 @@ class SearchState:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found."""
+    """The result of a search."""
 
     start: float
     """Seconds of the graph without rewrites, by the table."""
     best: tuple[tuple[float, RewritePlan], ...]
     """The cheapest plans with their seconds by the table, at most `CANDIDATES`, the cheapest first."""
     evaluations: int
-    """Graphs whose cost was computed."""
+    """Number of graphs whose cost was computed."""
 
     @property
     def plan(self) -> RewritePlan:
-        """Return the cheapest plan; it has no rules where nothing is cheaper than the model as it is."""
+        """Return the cheapest plan; it has no rules if nothing is cheaper than the original model."""
         return self.best[0][1]
 
 
 class _GraphSearch:
-    """The states that a search meets, each graph once, until it has met enough."""
+    """The states met by a search, each graph once, up to a limit."""
 
     def __init__(self, graph: OpGraph, costs: OperatorCosts, evaluations: int) -> None:
         self.start = SearchState.start(graph, costs)
@@ -90,7 +90,7 @@ class _GraphSearch:
         self._count = 0
 
     def children(self, state: SearchState) -> Iterator[SearchState]:
-        """Yield the states one rewrite further that were not met before."""
+        """Yield the new states one rewrite further."""
         if len(state.steps) >= HORIZON:
             return
         for match in state.matches.all():
@@ -101,12 +101,12 @@ class _GraphSearch:
                 yield child
 
     def after(self, state: SearchState, match: Match) -> SearchState | None:
-        """Return the state after one more rewrite, None where the rule misjudges the graph and raises."""
+        """Return the state after one more rewrite; None if the rule does not apply to the graph and raises."""
         try:
             return state.after(match)
         except torch.OutOfMemoryError:
             raise
-        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):  # what torch raises on shapes
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):  # torch's errors for shapes
             self._count += 1
             return None
 
@@ -116,7 +116,7 @@ class _GraphSearch:
         return self._count < self._most
 
     def met(self, state: SearchState) -> bool:
-        """Count a state; return whether its graph is new."""
+        """Record a state; return whether its graph is new."""
         self._count += 1
         key = state.graph.key()
         if key in self._seen:
@@ -126,7 +126,7 @@ class _GraphSearch:
         return True
 
     def found(self) -> SearchResult:
-        """Return the cheapest states that were met and whose nodes all run; of equal ones that with fewer rewrites."""
+        """Return the cheapest met states whose nodes all run; among equal ones, the one with the fewest rewrites."""
         run = [state for state in self._met if state.cost < math.inf]
         best = heapq.nsmallest(CANDIDATES, run, key=lambda state: (state.cost, len(state.steps)))
         plans = tuple((state.cost, state.plan(self._fingerprint, self._device)) for state in best)
@@ -148,7 +148,7 @@ def greedy(graph: OpGraph, costs: OperatorCosts, *, evaluations: int = EVALUATIO
 def best_first(
     graph: OpGraph, costs: OperatorCosts, *, evaluations: int = EVALUATIONS, alpha: float = ALPHA
 ) -> SearchResult:
-    """Look into the cheapest graph first, and into none that costs more than `alpha` times the best (TASO)."""
+    """Explore the cheapest graph first, and none that costs more than `alpha` times the best (TASO)."""
     search = _GraphSearch(graph, costs, evaluations)
     tie = itertools.count()
     waiting = [(search.start.cost, next(tie), search.start)]
@@ -202,7 +202,7 @@ SEARCHES: Final[Mapping[str, Callable[..., SearchResult]]] = {
 def search(
     graph: OpGraph, costs: OperatorCosts, *, method: str = "best-first", evaluations: int = EVALUATIONS
 ) -> SearchResult:
-    """Return the cheapest plans by the cost table. Raises `ValueError` for a method that is none of `SEARCHES`.
+    """Return the cheapest plans by the cost table. Raise `ValueError` for a method that is not in `SEARCHES`.
 
     The plan of the table is a proposal: `compare` its execution with the model before using it.
     """

@@ -13,7 +13,7 @@ from espalier_trainer.training.execution import RewritesRefusedError
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where the input with this number belongs."""
+    """The place of the input with this number."""
 
     number: int
 
@@ -21,7 +21,7 @@ class Slot:
 def frozen(arguments: Any, slot: Callable[[Any], Slot | None]) -> Hashable:
     """Return (nested) arguments as hashable data; `slot` returns the place of an input, None for anything else.
 
-    Raises `RewritesRefusedError` for an argument that cannot be kept so.
+    Raise `RewritesRefusedError` for an argument that cannot be converted.
     """
     if (found := slot(arguments)) is not None:
         return found
@@ -38,7 +38,7 @@ def frozen(arguments: Any, slot: Callable[[Any], Slot | None]) -> Hashable:
 
 
 def thawed(data: Any, inputs: Sequence[Any]) -> Any:
-    """Return the arguments that `frozen` was given, with these inputs."""
+    """Return the original arguments of `frozen`, with these inputs."""
     if isinstance(data, Slot):
         return inputs[data.number]
     if not isinstance(data, tuple) or isinstance(data, torch.Size) or not data:
@@ -59,5 +59,5 @@ def filled(data: Any, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str,
 
 
 def as_template(args: tuple[Any, ...], kwargs: Mapping[str, Any], slot: Callable[[Any], Slot | None]) -> Hashable:
-    """Return positional and keyword arguments as one piece of hashable data."""
+    """Return positional and keyword arguments as one hashable value."""
     return frozen((tuple(args), dict(kwargs)), slot)

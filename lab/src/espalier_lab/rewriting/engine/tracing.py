@@ -1,4 +1,4 @@
-"""A model's forward as torch.fx records it, without what the record would hold otherwise than it is."""
+"""A model's forward as recorded by torch.fx, without anything that the record would misrepresent."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from espalier_trainer.training.execution import RewritesRefusedError
 
 
 def traced(model: nn.Module, given: Mapping[str, Any]) -> fx.Graph:
-    """Return what torch.fx records of `model`; inputs that are not `given` have the forward's defaults.
+    """Return the record of `model` by torch.fx; inputs that are not `given` have the forward's defaults.
 
-    Raises `RewritesRefusedError` for what it would record otherwise than it is, and whatever the forward raises on
-    values that it cannot look at.
+    Raise `RewritesRefusedError` for anything that would be misrepresented, and any error of the forward on values that
+    it cannot inspect.
     """
     parameters = inspect.signature(model.forward).parameters.items()
     left_out = {name: one.default for name, one in parameters if name not in given and one.default is not one.empty}
@@ -40,7 +40,7 @@ def _erase_users(graph: fx.Graph, node: fx.Node) -> None:
 
 
 class _Parameters(TorchFunctionMode):
-    """Within the context, nothing may be computed of parameters alone: torch.fx would hold the result as a constant."""
+    """Within the context, nothing may be computed from parameters alone: torch.fx would record a constant."""
 
     def __torch_function__(
         self,
@@ -49,7 +49,7 @@ class _Parameters(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function; `RewritesRefusedError` where parameters that are no proxies give numbers."""
+        """Call the function; raise `RewritesRefusedError` if parameters that are not proxies yield numbers."""
         result = func(*args, **dict(kwargs or {}))
         if any(isinstance(each, Tensor | float) for each in tree_leaves(result)):
             given = tree_leaves((args, kwargs))
@@ -64,9 +64,9 @@ class _Parameters(TorchFunctionMode):
 
 
 class _Tracer(fx.Tracer):
-    """Takes each layer of torch as one call, but looks into those that host a growth.
+    """Records each layer of torch as one call, but looks into layers that host a growth.
 
-    torch.fx records no contexts: what a forward does within `torch.no_grad()` would get gradients.
+    torch.fx records no contexts: computations within `torch.no_grad()` would get gradients.
     """
 
     def __init__(self) -> None:
@@ -74,13 +74,13 @@ class _Tracer(fx.Tracer):
         self._modes = _modes()
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        """Add a node; `RewritesRefusedError` within a context that changes how it is computed."""
+        """Add a node; raise `RewritesRefusedError` within a context that changes its computation."""
         if _modes() != self._modes:
             raise RewritesRefusedError(CONTEXT)
         return super().create_node(*args, **kwargs)
 
     def is_leaf_module(self, module: nn.Module, path: str) -> bool:
-        """Return whether the call of a module is one node: also of a batch norm of others, which counts its steps."""
+        """Return whether the call of a module is one node, also of a foreign batch norm, which counts its steps."""
         plain = super().is_leaf_module(module, path) or isinstance(module, _NormBase)
         return base_class(module) is type(module) and plain
 

@@ -1,4 +1,4 @@
-"""From torch.fx's graph to ours: known calls become operators, changes in place become new values."""
+"""Translation of torch.fx's graph to ours: known calls become operators, changes in place become new values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAY_SHARE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Identity,
 
 
 class Translation:
-    """One model's graph while it is read; the model is run on the way, on the inputs `given` by their names."""
+    """The graph of one model during translation; the model is run along the way on the inputs `given` by name."""
 
     def __init__(self, model: nn.Module, given: Mapping[str, Any]) -> None:
         """Read the forward of `model`."""
@@ -46,12 +46,12 @@ class Translation:
         self._constants: dict[str, Tensor] = {}
         self._results: dict[fx.Node, Any] = {}
         self._spoilt: dict[str, str] = {}
-        """Nodes whose memory was changed through a view of it, and by whom: nobody may read them any more."""
+        """Nodes whose memory was changed through a view of them, with the changing node: they may not be read."""
         self._names: dict[fx.Node, str] = {}
-        """The node of ours that has the value of one of torch.fx at this moment: a change in place moves on."""
+        """Our node for the current value of each torch.fx node: a change in place moves it on."""
 
     def graph(self, traced: fx.Graph) -> OpGraph:
-        """Return the graph. Raises `RewritesRefusedError` where a change in place may be seen elsewhere."""
+        """Return the graph. Raise `RewritesRefusedError` if a change in place may be visible elsewhere."""
         for order, node in enumerate(traced.nodes):
             self._read(node, float(order))
         return assembled(self._nodes, self._constants)
@@ -102,7 +102,7 @@ class Translation:
         if node.op == "call_module":
             layer = self._submodule(node)
             result = layer(*args, **kwargs)
-            own = "forward" in vars(layer)  # what a layer computes that was given another forward is not known
+            own = "forward" in vars(layer)  # the computation of a layer with a replaced forward is unknown
             if type(layer) is nn.Identity and not own and isinstance(node.args[0], fx.Node):
                 return result, node.args[0], ""
             reader = None if own else LAYERS.get(type(layer))
@@ -129,7 +129,7 @@ class Translation:
             and (result := target(*args, **kwargs)) is args[0]
             and isinstance(node.args[0], fx.Node)
         ):
-            return result, node.args[0], ""  # torch.export writes down the type that a tensor has anyway
+            return result, node.args[0], ""  # torch.export records the type that a tensor already has
         if isinstance(target, OpOverload) and aten.changes_its_input(target):
             if self._is_buffer(node.args[0]):
                 return target(*args, **kwargs), self._counted(node), "buffers"
@@ -144,7 +144,7 @@ class Translation:
     def _try(
         self, reader: Callable[..., Read | None] | None, node: fx.Node, args: Any, kwargs: Any, result: Any
     ) -> Read | None:
-        """Return what a call is read as; None where it is nothing that the rules know."""
+        """Return a call as an operator of the rules; None if they do not know it."""
         if reader is None or not isinstance(result, Tensor):
             return None
         try:
@@ -155,13 +155,13 @@ class Translation:
         if read is None or ("scalar" in read[2] and not result.is_floating_point()):
             return None  # rules compute with real numbers
         if read[0] == "transpose" and result.dim() != _MATRIX and (len(args) + len(kwargs) == 1 or args[1:] == ("T",)):
-            return None  # `T` of more dimensions turns all of them, and `t` of one dimension none
+            return None  # `T` reverses all of more dimensions, and `t` keeps a single one
         if read[0] == "linear" and isinstance(read[1][1], fx.Node) and self._results[read[1][1]].dim() != _MATRIX:
-            return None  # a vector gives one number a row, and rules put outputs together
+            return None  # a vector gives one number per row, and rules concatenate outputs
         if read[0] == "linear" and len(read[1]) > _MATRIX and isinstance(read[1][2], fx.Node):
             bias = self._results[read[1][2]]
             if not isinstance(bias, Tensor) or bias.shape != result.shape[-1:]:
-                return None  # one number for all outputs: rules put biases together, too
+                return None  # one number for all outputs: rules concatenate biases, too
         tensors = all(isinstance(one, str) or self._is_tensor(one) for one in read[1])
         simple = not any(isinstance(one, fx.Node) for value in read[2].values() for one in _items(value))
         return read if tensors and simple else None
@@ -206,7 +206,7 @@ class Translation:
         return first if changes and isinstance(first, fx.Node) and self._is_tensor(first) else None
 
     def _change(self, changed: fx.Node, by: fx.Node) -> None:
-        """Let those that read `changed` from here on read what `by` returned."""
+        """Make later readers of `changed` read the result of `by`."""
         name = self._names[changed]
         self._check_alone(name, self._names[by], by)
         for each, its in self._names.items():
@@ -214,7 +214,7 @@ class Translation:
                 self._names[each] = self._names[by]
 
     def _check_alone(self, name: str, by: str, at: fx.Node) -> None:
-        """Raise `RewritesRefusedError` where memory that `by` changes may be that of others; note what it spoils."""
+        """Raise `RewritesRefusedError` if others may see the memory that `by` changes; record the spoilt nodes."""
         node = self._nodes[name]
         readers = [each for other, each in self._nodes.items() if name in each.inputs and other != by]
         viewed = node.operator in VIEWS or (node.operator == "method" and node.get("target") in _VIEWING)
@@ -227,7 +227,7 @@ class Translation:
             self._check_alone(node.inputs[0], name, at)
 
     def _may_share(self, node: OpNode) -> bool:
-        """Return whether the memory of a node's output may belong to another."""
+        """Return whether a node's output may share memory with another."""
         if node.operator == "module":
             return isinstance(self._model.get_submodule(node.get("path")), _MAY_SHARE)
         if isinstance(node.get("target"), OpOverload):
@@ -240,7 +240,7 @@ class Translation:
         return isinstance(value, fx.Node) and value.op == "get_attr" and id(self._results[value]) in self._buffers
 
     def _counted(self, node: fx.Node) -> tuple[str, Attributes, tuple[str, ...]]:
-        """Return the change of a buffer that nobody else reads: batch norms count their steps."""
+        """Return the change of a buffer without other readers: batch norms count their steps."""
         if node.users or any(len(one.users) > 1 for one in node.all_input_nodes):
             raise RewritesRefusedError("the forward changes a buffer by its own code, not by a layer of torch")
         return self._opaque(node, "call", "target", node.target)
@@ -259,7 +259,7 @@ class Translation:
             self._names[node] = self._parameter(path)
             return
         if not isinstance(tensor, Tensor):
-            raise RewritesRefusedError(f"{path!r} is no tensor")
+            raise RewritesRefusedError(f"{path!r} is not a tensor")
         if id(tensor) not in self._buffers:
             self._constants[path] = tensor
         self._add(node, OpNode("constant", (("path", path),), (), value_of(tensor), order))
@@ -268,7 +268,7 @@ class Translation:
         owner, _, name = path.rpartition(".")
         parameter = getattr(self._model.get_submodule(owner), name)
         first = self._paths[id(parameter)]  # a tied parameter has several paths
-        node = f"@{first}"  # no other node is called so
+        node = f"@{first}"  # no other node has this name
         if node not in self._nodes:
             self._nodes[node] = OpNode("parameter", (("path", first),), (), value_of(parameter), -1.0)
         return node
@@ -287,10 +287,10 @@ class Translation:
 _MATRIX = 2
 
 _VIEWING = frozenset({"view", "reshape", "permute", "unsqueeze", "squeeze", "contiguous"})
-"""Methods of a tensor whose result may share its memory, and no other's."""
+"""Methods of a tensor whose result may share memory with it, and with no other."""
 
 _NEW = frozenset({"new_empty", "new_zeros", "new_ones", "new_full", "clone", "bernoulli"})
-"""Methods of a tensor whose result has memory of its own."""
+"""Methods of a tensor whose result has separate memory."""
 
 _INPLACE_SECOND = frozenset({nn.functional.relu, nn.functional.silu})
 """Functions whose second argument is `inplace`."""

@@ -1,4 +1,4 @@
-"""Does an execution compute what the model does? Checked in float64: outputs, the whole gradient, every buffer."""
+"""Verification in float64 that an execution computes the same as the model: outputs, whole gradient, every buffer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, device_of
 
 TOLERANCE = 1e-9
-"""Largest relative error of a right rewrite in float64."""
+"""Maximum relative error of a correct rewrite in float64."""
 
 _NOISE = 1e-6
 
@@ -28,13 +28,13 @@ class Errors:
 
     outputs: float
     gradient: float
-    """Of the gradient of all parameters together: single small ones are noise."""
+    """Error of the gradient of all parameters together: single small ones are noise."""
     buffers: float
-    """The largest of any buffer's, as if none were smaller than 1e-6 of the largest: a mean of 0 is noise."""
+    """Maximum error of a buffer, with buffers scaled to at least 1e-6 of the largest: a mean of 0 is noise."""
 
     @property
     def largest(self) -> float:
-        """Return the largest of the three; NaN or infinite where an execution fails in this way."""
+        """Return the largest of the three; NaN or infinite if the execution fails that way."""
         return max((self.outputs, self.gradient, self.buffers), key=lambda one: (one != one, one))
 
     @property
@@ -46,10 +46,10 @@ class Errors:
 def verify(
     module: nn.Module, execution: nn.Module, inputs: ExampleInput, loss: Loss, *, training: bool = True
 ) -> Errors:
-    """Return how far `execution`, made of `module`, is off on one batch; both are left as they are.
+    """Return the errors of `execution`, made from `module`, on one batch; both stay unchanged.
 
-    Copies of both run one step in float64 on the module's device from the same random state, so a random draw that
-    comes in another order shows. It needs memory for two more models and their activations.
+    Copies of both run one step in float64 on the module's device from the same random state, so random draws in another
+    order are detected. It needs memory for two more models and their activations.
     """
     alone = _doubled(copy.deepcopy(module))
     twin, its_execution = copy.deepcopy((module, execution))
@@ -88,7 +88,7 @@ def _as_double(tensor: Tensor) -> Tensor:
 
 
 def _gradients(model: nn.Module) -> list[Tensor]:
-    """Return the gradients of all parameters; one without a gradient has zeros."""
+    """Return the gradients of all parameters; zeros for a parameter without one."""
     parameters = [one for one in model.parameters() if one.requires_grad]
     return [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
 

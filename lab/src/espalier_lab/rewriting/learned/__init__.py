@@ -1,4 +1,4 @@
-"""Rewriting computation graphs as a Gymnasium environment, the models that it is judged on, and a policy learned in it.
+"""Rewriting of computation graphs as a Gymnasium environment, with models for judging and a policy learned in it.
 
 Importing this package registers the environment:
 
@@ -14,7 +14,7 @@ A policy is learned by PPO on tables of costs, and used in the place of a search
     >>> policy = learn({"handwritten": [RewritesEnvironment("handwritten")]}, RewriteLearnerSettings(), seed=0)
     >>> walks(RewritesEnvironment("handwritten"), policy, evaluations=40).plan
 
-The version in the name rises with anything that changes what is learned here.
+The version in the name rises with every change that affects learning here.
 """
 
 from espalier_core.illegal_actions import IllegalActionError

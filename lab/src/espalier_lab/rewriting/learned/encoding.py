@@ -11,7 +11,7 @@ from espalier_agent.policies.graph_encoder import STATE_SIZE, MessagePassing
 from espalier_lab.rewriting.learned.seen import NODE_FEATURES, WHOLE_FEATURES, Batch
 
 WHOLE_SIZE: Final = 2 * STATE_SIZE + WHOLE_FEATURES
-"""Numbers of a whole graph."""
+"""Size of a whole graph's encoding."""
 
 
 class GraphEncoder(MessagePassing):
@@ -22,7 +22,7 @@ class GraphEncoder(MessagePassing):
         super().__init__(NODE_FEATURES)
 
     def encoded(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the states of all nodes (N, `STATE_SIZE`), and what is known of each graph (B, `WHOLE_SIZE`)."""
+        """Return the states of all nodes (N, `STATE_SIZE`), and the encoding of each graph (B, `WHOLE_SIZE`)."""
         states = self.states(batch.nodes, batch.edges)
         return states, torch.cat([pooled(states, batch.graphs, len(batch.whole)), batch.whole], dim=1)
 

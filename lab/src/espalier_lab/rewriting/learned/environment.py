@@ -27,15 +27,15 @@ STOP: Final = len(RULES)
 """The rule that ends an episode."""
 
 LOCATIONS: Final = 64
-"""Most places of a rule; further ones are not offered."""
+"""Maximum number of places per rule; further ones are not offered."""
 
 _ADDED: Final = 5
-"""Nodes by which one rewrite may enlarge a graph, at most."""
+"""Maximum number of nodes by which one rewrite may enlarge a graph."""
 
 PENALIZE: Final = "penalize"
 
 FORBIDDEN: Final = -0.1
-"""Reward of an action that changes nothing, because the masks forbid it, or because its graph does not run."""
+"""Reward of an action without effect, because the masks forbid it, or because its graph does not run."""
 
 _FAR: Final = 100.0
 
@@ -44,9 +44,9 @@ Action = NDArray[np.int64]
 
 
 def chosen(action: Action, mask: NDArray[np.int8], illegal: str) -> tuple[int, int] | None:
-    """Return rule and location; None for those that the mask forbids, where illegal actions are penalized.
+    """Return rule and location; None for masked ones, if illegal actions are penalized.
 
-    Raises `IllegalActionError` where they are not, and for what are no two integers.
+    Raise `IllegalActionError` if they are not penalized, and for anything but two integers.
     """
     pair = [integer(each) for each in action] if np.shape(action) == (2,) else []
     match pair:
@@ -68,29 +68,29 @@ def masks_of(mask: NDArray[np.int8]) -> NDArray[np.bool_]:
 
 
 class RewritesEnvironment(gymnasium.Env[Observation, Action]):
-    """Which rule rewrites a computation graph at which place: an episode is one model, until it is stopped.
+    """Choice of a rule and its place in a computation graph: an episode is one model, until it is stopped.
 
     **Actions.** (rule, location): the rule with that number in `RULES`, at its location with that number, in the order
     of the forward. The last rule, `STOP`, ends the episode. `info["action_mask"]` [rules + 1, 64] is 1 where an action
-    holds, and all 0 when the episode is over; `rule_mask` and `location_mask` are those of its graph. Any other action
-    raises `IllegalActionError`. With `illegal="penalize"`, other integers change nothing and are rewarded with -0.1,
-    but for `STOP`, which stops at any location. A rewrite that holds, but whose graph does not run any more, has that
+    applies, and all 0 when the episode is over; `rule_mask` and `location_mask` are those of its graph. Any other
+    action raises `IllegalActionError`. With `illegal="penalize"`, other integers change nothing and are rewarded with
+    -0.1, but for `STOP`, which stops at any location. A legal rewrite whose graph does not run any more has that
     reward, too.
 
     **Observations.** `nodes` [`size`, `FEATURES`]: the operators of the graph, see `features.FEATURES`; zeros after the
-    last. `edges` [3 `size`, 2]: a node and one that reads it, -1 after the last; further ones are left out. `anchors`
-    [rules + 1, 64]: the node that each action begins at, -1 where there is none.
+    last. `edges` [3 `size`, 2]: a node and its reader, -1 after the last; further ones are left out. `anchors` [rules +
+    1, 64]: the first node of each action, -1 where there is none.
 
     **Rewards** are log(cost before ÷ cost after), by the table of costs: the return is the logarithm of the factor by
     which the graph is faster. With `judge`, the last step adds log(measured ÷ predicted): the return is measured.
 
-    **End.** `STOP` terminates an episode, `horizon` steps truncate it. `info["plan"]` is then what
-    `espalier_lab.rewriting.engine.apply` takes.
+    **End.** `STOP` terminates an episode, `horizon` steps truncate it. `info["plan"]` is then the argument of
+    `espalier_lab.rewriting.engine.apply`.
 
-    **Randomness.** There is none but the times in the table of costs, which are measured when they are first needed.
+    **Randomness** is only in the times of the table of costs, which are measured when they are first needed.
 
-    **Figures.** `info["cost"]` of the net `handwritten`, by what beam search reaches with 433 graphs: 1.00 by masked
-    PPO with 43 graphs, 1.02 by greedy search, 1.04 by random walks.
+    **Figures.** `info["cost"]` of the net `handwritten`, relative to beam search with 433 graphs: 1.00 by masked PPO
+    with 43 graphs, 1.02 by greedy search, 1.04 by random walks.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium declares it so)
@@ -107,11 +107,11 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
     ) -> None:
         """Rewrite a model of `NETS`, or one with its inputs.
 
-        `judge` returns the measured gain of a plan. Raises `ValueError` for a net that is not known, or whose graph may
+        `judge` returns the measured gain of a plan. Raise `ValueError` for an unknown net, or one whose graph may
         outgrow `size` nodes within the horizon, and `RewritesRefusedError` as `capture` does.
         """
         self.illegal = checked(illegal, PENALIZE)
-        torch.cat([torch.empty(1, device="meta")] * 2)  # what torch loads for it takes seconds: not in the first step
+        torch.cat([torch.empty(1, device="meta")] * 2)  # load torch's code for it now: it takes seconds
         if isinstance(net, str):
             if net not in NETS:
                 raise ValueError(f"net is {net!r}; known are {', '.join(NETS)}, or give a model and its inputs")
@@ -134,7 +134,7 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
                 "anchors": spaces.Box(-1, size - 1, (STOP + 1, LOCATIONS), np.int32),
             }
         )
-        # Gymnasium types a Dict as a space of spaces, where it holds dictionaries of their elements.
+        # Gymnasium types a Dict as a space of spaces, although it holds dictionaries of their elements.
         self.observation_space = cast("spaces.Space[Observation]", space)
         self.action_space = cast("spaces.Space[Action]", spaces.MultiDiscrete([STOP + 1, LOCATIONS]))
         self._running = False
@@ -143,14 +143,14 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin with the graph of the model as it is."""
+        """Begin with the graph of the original model."""
         super().reset(seed=seed)
         self._state, self._rows, self._steps, self._running = self._start, self._start_rows, 0, True
         self._offer()
         return self._observe(), self._info()
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Carry out a rewrite, or stop; raises `IllegalActionError`, and `ResetNeeded` where no episode is running."""
+        """Carry out a rewrite, or stop; raise `IllegalActionError`, or `ResetNeeded` if no episode is running."""
         if not self._running:
             raise ResetNeeded("no episode is running: call reset() before the first step and after the last")
         found = chosen(action, self._legal, self.illegal)
@@ -158,7 +158,7 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
         reward, stopped = 0.0, found is not None and found[0] == STOP
         if found is not None and not stopped:
             before, after = self._state.cost, self._state.after(self._offered[found[0]][found[1]])
-            if after.cost == math.inf:  # a node does not run any more
+            if after.cost == math.inf:  # a node no longer runs
                 reward = FORBIDDEN
             else:
                 self._state = after
@@ -175,21 +175,21 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
         return self._observe(), reward, stopped, truncated, self._info()
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return the rules that hold somewhere, then the locations at which some rule does; none before `reset`.
+        """Return the rules that apply somewhere, then the locations at which some rule does; none before `reset`.
 
-        So learners of sb3-contrib ask for the masks of an action of two numbers. Not all pairs of the two hold: wrap
-        the environment in `FlatEnvironment`, or let it penalize them.
+        Learners of sb3-contrib expect this form for an action of two numbers. Not all pairs of the two are legal: wrap
+        the environment in `FlatEnvironment`, or let it penalize the others.
         """
         return masks_of(self._legal * self._running)
 
     @property
     def start(self) -> SearchState:
-        """Return the graph of the model as it is, with its cost and its matches."""
+        """Return the graph of the original model, with its cost and its matches."""
         return self._start
 
     @property
     def state(self) -> SearchState:
-        """Return the graph of this episode as it is now, with its cost and its matches."""
+        """Return the current graph of this episode, with its cost and its matches."""
         return self._state
 
     @property
@@ -210,7 +210,7 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
         self._legal[STOP, 0] = 1
 
     def _rows_of(self, state: SearchState, before: dict[str, Row]) -> dict[str, Row]:
-        """Return the features of all nodes that are shown; those that the last rewrite did not touch are kept."""
+        """Return the features of all shown nodes; rows that the last rewrite did not affect are reused."""
         nodes, changed, whole = state.graph.nodes, state.graph.changed, self._start.cost
         return {
             name: before[name] if name in before and name not in changed else row(state, name, whole)

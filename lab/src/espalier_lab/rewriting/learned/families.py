@@ -1,4 +1,4 @@
-"""Families of models to learn rewriting on: members differ in sizes, and so in which rewrites pay."""
+"""Families of models for learning; members differ in sizes, and so in the rewrites that pay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from espalier_lab.rewriting.learned.nets import Handwritten, Net, repvgg, torchv
 
 
 def member(family: str, number: int) -> Net:
-    """Return a member of one of `FAMILIES`; the number decides its sizes and weights."""
+    """Return a member of one of `FAMILIES`; the number determines its sizes and weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number)
         return FAMILIES[family](random.Random(number))
@@ -62,4 +62,4 @@ FAMILIES: Final[Mapping[str, Callable[[random.Random], Net]]] = {
     "squeezenet": _squeezenet,
     "inception": _inception,
 }
-"""By the name of the net in `NETS` that is of the family. No member has that net's sizes."""
+"""Families by the name of a related net in `NETS`. No member has that net's sizes."""

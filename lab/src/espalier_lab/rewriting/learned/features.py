@@ -1,4 +1,4 @@
-"""What a learner sees of a graph: a row of features a node, and its edges."""
+"""A learner's view of a graph: a row of features per node, and its edges."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _KIND: Final = {kind: place for place, kind in enumerate(KINDS)}
 _DIMENSIONS: Final = 4
 
 FEATURES: Final = len(KINDS) + 2 * _DIMENSIONS + 3
-"""Of a node: its operator (one-hot), log₂ of the sizes of its output and of its first weight (the last four dimensions,
-0 where there is none, divided by 10), its layout, whether it has a gradient, and its share of the graph's cost at the
-start."""
+"""Number of features of a node: its operator (one-hot), log₂ of the sizes of its output and of its first weight (the
+last four dimensions, 0 where there is none, divided by 10), its layout, whether it has a gradient, and its share of the
+graph's cost at the start."""
 
 Row = NDArray[np.float32]
 
 
 def is_shown(node: OpNode) -> bool:
-    """Return whether a node is one of the observation: parameters are features of those that read them."""
+    """Return whether a node is in the observation: parameters are features of their readers."""
     return node.operator != "parameter"
 
 
 def row(state: SearchState, name: str, whole: float) -> Row:
-    """Return the features of a node; `whole` is the cost of the graph at the start."""
+    """Return the features of a node; `whole` is the initial cost of the graph."""
     graph, node = state.graph, state.graph.nodes[name]
     features = np.zeros(FEATURES, np.float32)
     features[_KIND[node.operator]] = 1
@@ -49,7 +49,7 @@ def row(state: SearchState, name: str, whole: float) -> Row:
 
 
 def edges(graph: OpGraph, places: dict[str, int]) -> list[tuple[int, int]]:
-    """Return pairs of a node and one that reads it, by their places in the observation."""
+    """Return pairs of a node and its reader, by their places in the observation."""
     nodes = graph.nodes
     return [(places[one], place) for name, place in places.items() for one in nodes[name].inputs if one in places]
 

@@ -1,4 +1,4 @@
-"""What PPO asks of a policy, whatever it reads."""
+"""The interface of policies for PPO, whatever they read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from espalier_lab.rewriting.learned.environment import Action
 
 EAGER: Final = 3.0
-"""What the score of stopping is lowered by at first, so that the first episodes are longer than a few steps."""
+"""Initial reduction of the score of stopping, so that the first episodes are longer than a few steps."""
 
 
 class Readable(Protocol):
-    """What a policy sees before a decision. Actions are numbers from 0 on; 0 stops."""
+    """A policy's input before a decision. Actions are numbers from 0 on; 0 stops."""
 
     def action(self, number: int) -> Action:
-        """Return an action as the environment takes it."""
+        """Return an action in the environment's form."""
 
 
 S = TypeVar("S", bound=Readable)
@@ -27,12 +27,12 @@ S = TypeVar("S", bound=Readable)
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of B decisions among at most 1 + A actions."""
+    """Scores of B decisions among at most 1 + A actions."""
 
     logs: Tensor
     """(B, 1 + A): the logarithm of the probability of each action, -inf where there is none; the first stops."""
     values: Tensor
-    """(B,): the return that is expected."""
+    """(B,): the expected return."""
 
 
 class LearnablePolicy(nn.Module, ABC, Generic[S]):
@@ -40,11 +40,11 @@ class LearnablePolicy(nn.Module, ABC, Generic[S]):
 
     @abstractmethod
     def read(self, observation: Any, info: dict[str, Any]) -> S:
-        """Return what is kept of an observation, to decide now and to learn from later."""
+        """Return the part of an observation that is kept, to decide now and to learn from later."""
 
     @abstractmethod
     def scores(self, seen: Sequence[S]) -> Scores:
         """Score the actions of some decisions."""
 
     def meet(self, seen: S) -> None:
-        """Take note of something that was seen while learning."""
+        """Record an input seen while learning."""

@@ -22,15 +22,15 @@ from espalier_lab.rewriting.learned.rollout import RewriteEpisode, play
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteLearnerSettings:
-    """How is learnt."""
+    """PPO hyperparameters."""
 
     updates: int = 16
     episodes: int = 24
-    """Of an update; the families have equal shares."""
+    """Number of episodes in an update; the families have equal shares."""
     passes: int = 3
-    """Over the decisions of an update."""
+    """Number of passes over the decisions of an update."""
     minibatch: int = 192
-    """Decisions."""
+    """Number of decisions in a minibatch."""
     rate: float = 2e-3
     """Adam's learning rate; it falls to a tenth."""
     clip: float = 0.2
@@ -39,18 +39,18 @@ class RewriteLearnerSettings:
     entropy: float = 0.02
     """Weight of the entropy of the joint action; it falls to 0."""
     value: float = 0.5
-    """Weight of the error of the critic."""
+    """Weight of the critic's error."""
     gradient_norm: float = 0.5
 
 
 OnUpdate = Callable[[int, int, Mapping[str, float]], None]
-"""Hears the updates and the decisions so far, and the mean return of each family in the last update."""
+"""Receives the updates and the decisions so far, and the mean return of each family in the last update."""
 
 P = TypeVar("P", bound=LearnablePolicy[Any])
 
 
 def ignored(updates: int, decisions: int, returns: Mapping[str, float]) -> None:
-    """Tell nobody."""
+    """Ignore the progress."""
 
 
 def learn(
@@ -61,7 +61,7 @@ def learn(
 ) -> RewritePolicy:
     """Learn a policy for the nets of some families; the same seed and table of costs give the same policy.
 
-    Raises `LearningError` as `practise` does.
+    Raise `LearningError` as `practise` does.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -78,8 +78,8 @@ def practise(
 ) -> P:
     """Improve a policy of any kind, in place, in the environments of some families, and return it.
 
-    Advantages are normalised within a family, so that one in which little can be gained counts as much. Raises
-    `espalier_agent.learners.learning.LearningError` where the loss is not finite.
+    Advantages are normalised within a family, so that a family with small gains counts as much. Raise
+    `espalier_agent.learners.learning.LearningError` if the loss is not finite.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(policy.parameters(), lr=settings.rate, fused=True)
@@ -119,7 +119,7 @@ class _Decisions:
     """All decisions of an update."""
 
     seen: list[Any]
-    """As the policy reads."""
+    """Inputs in the policy's form."""
     actions: Tensor
     logs: Tensor
     gained: Tensor

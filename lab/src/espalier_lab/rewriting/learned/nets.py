@@ -1,4 +1,4 @@
-"""The models that rewriting is judged on, small enough for a CPU, with one batch each."""
+"""Models for judging rewriting, small enough for a CPU, with one batch each."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _GROWTHS: Final = 4
 
 
 class HandBlock(nn.Module):
-    """A transformer's block with its norm, its attention and its GELU written out, and a linear chain."""
+    """A transformer's block with norm, attention and GELU written out, and a linear chain."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """Take tokens of `width` numbers, a multiple of `heads`."""
+        """Create it for tokens of `width` numbers, a multiple of `heads`."""
         super().__init__()
         self.heads = heads
         self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
@@ -49,10 +49,10 @@ class HandBlock(nn.Module):
 
 
 class Handwritten(nn.Module):
-    """What a user may write without knowing torch's fused operators: blocks by hand, and a mean after the head."""
+    """Code of a user who does not know torch's fused operators: blocks by hand, and a mean after the head."""
 
     def __init__(self, width: int = 64, heads: int = 4, blocks: int = 2, classes: int = 10) -> None:
-        """Take tokens of `width` numbers."""
+        """Create it for tokens of `width` numbers."""
         super().__init__()
         self.blocks = nn.Sequential(*(HandBlock(width, heads) for _ in range(blocks)))
         self.head = nn.Linear(width, classes)
@@ -64,10 +64,10 @@ class Handwritten(nn.Module):
 
 
 class Reparametrised(nn.Module):
-    """RepVGG's branches without norms in them: conv3×3 + conv1×1 + identity, then a norm (Ding et al. 2021)."""
+    """RepVGG's branches without norms: conv3×3 + conv1×1 + identity, then a norm (Ding et al. 2021)."""
 
     def __init__(self, width: int) -> None:
-        """Take and return `width` channels."""
+        """Create it for `width` channels, which it keeps."""
         super().__init__()
         self.large, self.small = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 1)
         self.norm = nn.BatchNorm2d(width)
@@ -78,7 +78,7 @@ class Reparametrised(nn.Module):
 
 
 def torchvision_net(name: str, pixels: int, **options: object) -> Callable[[], Net]:
-    """Return how to build one of torchvision's models with ten classes, and four images of `pixels` by `pixels`."""
+    """Return a builder of one of torchvision's models with ten classes, and four images of `pixels` by `pixels`."""
 
     def build() -> Net:
         from torchvision import models  # half a second to import, so only for the nets that need it
@@ -123,4 +123,4 @@ NETS: Final[Mapping[str, Callable[[], Net]]] = {
     "resnet50": torchvision_net("resnet50", 64),
     "inception": torchvision_net("inception_v3", 96, aux_logits=False, init_weights=False),
 }
-"""By name, those first in which most rules hold; `torch.manual_seed` says their weights and inputs."""
+"""Models by name, those with the most applicable rules first; `torch.manual_seed` determines weights and inputs."""

@@ -1,4 +1,4 @@
-"""The policy: which rule, then where, from messages along the edges of the graph; and what is left to gain."""
+"""The policy: the choice of rule and place from messages along the edges of the graph, and the expected return."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from espalier_lab.rewriting.learned.seen import Batch, GraphObservation
 
 HIDDEN: Final = 64
 RULE_SIZE: Final = 16
-"""Of what is learnt of a rule."""
+"""Size of a rule's learnt embedding."""
 
 
 class RewritePolicy(GraphEncoder, LearnablePolicy[GraphObservation]):
     """Two heads over one encoder: the rule (or to stop), and the location given the rule; and a critic.
 
-    No parameter belongs to a place, so a policy serves graphs of any size. A rule that was not met while learning
-    is taken for the mean of those that were.
+    No parameter belongs to a place, so a policy serves graphs of any size. A rule that was not met while learning is
+    represented by the mean of the others.
     """
 
     met: Tensor
@@ -48,7 +48,7 @@ class RewritePolicy(GraphEncoder, LearnablePolicy[GraphObservation]):
         return found
 
     def meet(self, seen: GraphObservation) -> None:
-        """Take note of the rules that hold on a graph."""
+        """Record the rules that apply to a graph."""
         self.met[seen.rules] = True
 
     def forward(self, batch: Batch) -> Scores:
@@ -75,7 +75,7 @@ class RewritePolicy(GraphEncoder, LearnablePolicy[GraphObservation]):
         return Scores(logs, self.critic(whole).squeeze(1))
 
     def _rules(self) -> Tensor:
-        """Return what is known of each rule (rules, `RULE_SIZE`)."""
+        """Return the embedding of each rule (rules, `RULE_SIZE`)."""
         if not bool(self.met.any()):
             return self.rules.weight
         mean = self.rules.weight[self.met].mean(dim=0)
@@ -87,7 +87,7 @@ def _head(inputs: int) -> nn.Sequential:
 
 
 def _log_softmax_within(scores: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Return the log softmax of scores among those of the same group."""
+    """Return the log softmax of scores within each group."""
     most = torch.zeros(count).scatter_reduce(0, groups, scores.detach(), "amax", include_self=False)
     moved = scores - most[groups]
     total = torch.zeros(count).index_add(0, groups, moved.exp())

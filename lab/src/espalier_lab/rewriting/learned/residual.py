@@ -1,8 +1,8 @@
-"""What the table of costs misjudges, learnt, so that fewer plans must be measured.
+"""Learnt corrections of the table of costs, so that fewer plans must be measured.
 
-Graphs and their costs by the table are exact and cheap; steps are dear to measure. So a model predicts the ratio of the
-measured gain to that of the table, from plans of other nets and from those of this net that have been measured. The
-plan that may be the fastest by it is measured next (an upper confidence bound, Srinivas et al. 2010).
+Graphs and their costs by the table are exact and cheap; measuring steps is expensive. So a model predicts the ratio of
+the measured gain to the table's, from measured plans of other nets and of this net. The plan that may be the fastest by
+it is measured next (an upper confidence bound, Srinivas et al. 2010).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from espalier_lab.rewriting.learned.features import KINDS
 
 TREES: Final = 50
 OWN_WEIGHT: Final = 4.0
-"""Of a plan of the net itself, compared with one of another net."""
+"""Weight of a plan of the net itself, relative to a plan of another net."""
 CONFIDENCE: Final = 1.0
-"""Deviations of the trees that are added to what is expected."""
+"""Number of the trees' deviations that are added to the expectation."""
 
 _RULE: Final = {rule.name: place for place, rule in enumerate(RULES)}
 _KIND: Final = {kind: place for place, kind in enumerate(KINDS)}
@@ -34,13 +34,13 @@ Row = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPlans:
-    """Plans that have been measured: their features (n, f), and log(measured gain ÷ gain by the table) (n,)."""
+    """Measured plans: their features (n, f), and log(measured gain ÷ gain by the table) (n,)."""
 
     rows: list[Row] = field(default_factory=list)
     residuals: list[float] = field(default_factory=list)
 
     def add(self, start: SearchState, state: SearchState, gain: float) -> None:
-        """Add a plan and the factor by which its steps were measured to be faster than those of the model."""
+        """Add a plan and the measured factor by which its steps are faster than the model's."""
         self.rows.append(features(start, state))
         self.residuals.append(math.log(gain * state.cost / start.cost))
 
@@ -51,19 +51,19 @@ class MeasuredPlans:
 
 @dataclass(frozen=True, slots=True)
 class FastestPlan:
-    """The plan that was the fastest of those measured."""
+    """The fastest of the measured plans."""
 
     place: int
-    """Among the candidates."""
+    """Index among the candidates."""
     gains: dict[int, float]
-    """Measured gains by the place of the candidate, in the order of their measurement."""
+    """Measured gains by the candidate's index, in the order of their measurement."""
 
 
 def features(start: SearchState, state: SearchState) -> Row:
-    """Return what is known of a plan before it is measured.
+    """Return the features of a plan before it is measured.
 
-    The logarithm of its gain by the table, how often it has each rule, the operators that are left, the share of
-    values in channels last, and what each kind of operator costs before and after, as shares of the cost at the start.
+    They are the logarithm of its gain by the table, the counts of its rules, the remaining operators, the share of
+    values in channels last, and the costs of each kind of operator before and after, as shares of the initial cost.
     """
     rules = np.zeros(len(RULES))
     for step in state.steps:
@@ -88,8 +88,8 @@ def choose(
 ) -> FastestPlan:
     """Measure some of the candidates, each once, and return the one whose measured gain is the largest.
 
-    `measure` returns the gain of a graph; `others` are plans of other nets. Raises `ValueError` where there is nothing
-    to choose, or to measure.
+    `measure` returns the gain of a graph; `others` are plans of other nets. Raise `ValueError` if there is nothing to
+    choose or to measure.
     """
     if not candidates or measurements < 1:
         raise ValueError(f"{len(candidates)} candidates, {measurements} measurements; give at least one of each")
@@ -108,7 +108,7 @@ def choose(
 
 
 def _optimistic(others: MeasuredPlans, own: MeasuredPlans, rows: Row, seed: int) -> Row:
-    """Return high estimates of the residuals of candidates; zeros as long as nothing is known."""
+    """Return high estimates of the residuals of candidates; zeros if nothing is known."""
     known = others.with_more(own)
     if not known.rows:
         return np.zeros(len(rows))

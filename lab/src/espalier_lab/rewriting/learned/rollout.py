@@ -16,10 +16,10 @@ from espalier_lab.rewriting.learned.learnable import LearnablePolicy, S
 
 @dataclass
 class RewriteEpisode(Generic[S]):
-    """What one episode saw, did and earned, by its decisions."""
+    """The inputs, actions and rewards of one episode, by decision."""
 
     last: S
-    """What was seen after the last decision; while the episode runs, what the next one is made by."""
+    """Input after the last decision; while the episode runs, the input of the next one."""
     seen: list[S] = field(default_factory=list)
     actions: list[int] = field(default_factory=list)
     logs: list[float] = field(default_factory=list)

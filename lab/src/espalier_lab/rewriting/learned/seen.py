@@ -1,4 +1,4 @@
-"""What a policy reads of graphs: observations of the environment without their padding, and many of them together."""
+"""A policy's input from graphs: observations without their padding, alone and in batches."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from espalier_lab.rewriting.learned.environment import STOP, Observation
 from espalier_lab.rewriting.learned.features import FEATURES
 
 NODE_FEATURES: Final = FEATURES + 1
-"""Those of the environment, and the root of the share of the cost: most shares are a percent or less."""
+"""The environment's features, and the root of the share of the cost: most shares are a percent or less."""
 
 WHOLE_FEATURES: Final = 3
-"""Of a graph: the logarithm of its cost as a share of that at the start, and those of its nodes and of its matches."""
+"""Number of features of a graph: logarithms of its relative cost, its nodes and its matches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class GraphObservation:
     places: NDArray[np.int64]
     """(A,): the location of each match among those of its rule."""
     anchors: NDArray[np.int64]
-    """(A,): the node that each match begins at."""
+    """(A,): the first node of each match."""
 
     @staticmethod
     def of(observation: Observation, info: dict[str, Any]) -> GraphObservation:
-        """Leave out the padding of an observation."""
+        """Return an observation without its padding."""
         nodes = observation["nodes"]
         edges = observation["edges"]
         rules, places = info["location_mask"][:STOP].nonzero()
@@ -51,14 +51,14 @@ class GraphObservation:
         )
 
     def action(self, number: int) -> NDArray[np.int64]:
-        """Return an action as the environment takes it."""
+        """Return an action in the environment's form."""
         pair = (STOP, 0) if number == 0 else (self.rules[number - 1], self.places[number - 1])
         return np.array(pair, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B graphs as one, with N nodes and A matches in all; G pairs of a graph and a rule that holds on it."""
+    """B graphs as one, with N nodes and A matches in all; G pairs of a graph and a rule that applies to it."""
 
     nodes: Tensor
     """(N, `NODE_FEATURES`)."""
@@ -77,11 +77,11 @@ class Batch:
     pair_rules: Tensor
     """(G,)."""
     columns: Tensor
-    """(A,): the number of the action that each match is, in its graph."""
+    """(A,): the number of each match's action in its graph."""
 
     @staticmethod
     def of(seen: Sequence[GraphObservation]) -> Batch:
-        """Put graphs together; none may be empty."""
+        """Combine graphs; none may be empty."""
         firsts = np.cumsum([0, *(len(one.nodes) for one in seen)])
         shares = [one.nodes[:, -1].clip(min=0) for one in seen]
         matches = [len(one.rules) for one in seen]

@@ -17,15 +17,15 @@ from espalier_lab.rewriting.learned.learnable import LearnablePolicy
 def walks(
     environment: gymnasium.Env[Any, Action], policy: LearnablePolicy[Any], *, evaluations: int, seed: int = 0
 ) -> SearchResult:
-    """Walk by the most probable actions, then by drawn ones while `evaluations` last, and return the cheapest plans.
+    """Walk by the most probable actions, then by drawn ones, within `evaluations`, and return the cheapest plans.
 
-    A step of a walk counts as one graph costed, as for the searches: also one that has been met. At most as many walks
-    as evaluations are begun, for a policy may stop at once. Raises `TypeError` for an environment that neither is a
+    A step of a walk counts as one evaluation, as in the searches, even on a graph met before. The number of walks has
+    the same limit, as a policy may stop at once. Raise `TypeError` for an environment that neither is a
     `RewritesEnvironment` nor wraps one.
     """
     world = environment.unwrapped
     if not isinstance(world, RewritesEnvironment):
-        raise TypeError(f"environment is {environment!r}; give a RewritesEnvironment, or one that is wrapped")
+        raise TypeError(f"environment is {environment!r}; give a RewritesEnvironment, or a wrapper of one")
     generator = torch.Generator().manual_seed(seed)
     count, start = 0, 0.0
     met: dict[int, tuple[float, int, RewritePlan]] = {}

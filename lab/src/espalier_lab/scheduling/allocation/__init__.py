@@ -8,7 +8,7 @@ Importing this package registers the environment, also side by side as one that 
     >>> action = environment.action_space.sample(mask=info["action_mask"])
     >>> observation, reward, terminated, truncated, info = environment.step(action)
 
-The version in the name rises with anything that changes what is learnt here.
+The version in the name rises with every change that affects learning here.
 """
 
 from espalier_core.illegal_actions import IllegalActionError

@@ -30,7 +30,7 @@ Observation = dict[str, NDArray[np.float32]]
 
 
 def observation_space(jobs: int, options: int) -> spaces.Dict:
-    """Return the space of what is observed of `jobs` jobs."""
+    """Return the space of observations of `jobs` jobs."""
     return spaces.Dict(
         {
             "jobs": spaces.Box(-MOST, MOST, (jobs, len(JOB_FEATURES)), np.float32),
@@ -42,7 +42,7 @@ def observation_space(jobs: int, options: int) -> spaces.Dict:
 
 
 def observed(seen: NetworkInputs, jobs: int) -> Observation:
-    """Return what is seen, with zeros for jobs that are not there; leading dimensions stay."""
+    """Return the observation, padded with zeros for absent jobs; leading dimensions stay."""
     return {
         "jobs": _padded(seen.jobs, jobs, seen.present.ndim - 1),
         "options": _padded(seen.options, jobs, seen.present.ndim - 1),
@@ -67,25 +67,25 @@ def widened(mask: Mask, actions: int) -> NDArray[np.int8]:
 
 
 def episode_index(options: dict[str, Any] | None, drawing: np.random.Generator) -> int:
-    """Return the number of the episode to begin: the one that the options of `reset` name, else one that is drawn."""
+    """Return the number of the episode to begin: from the options of `reset`, else a drawn one."""
     chosen = (options or {}).get("episode")
     return int(drawing.integers(MOST_EPISODES)) if chosen is None else int(chosen)
 
 
 class AllocationEnvironment(gymnasium.Env[Observation, np.int64]):
-    """How many workers each job has: they are given one at a time, then time passes. An episode is a trace of jobs.
+    """Allocation of workers to jobs: they are given one at a time, then time passes. An episode is a trace of jobs.
 
     **Forms.** DL2's cluster (`SlotForm`, the default): slots of 20 minutes, workers and parameter servers. Or jobs of
     the simulator with all-reduce (`WorkerForm`), where a decision is due when a job comes or ends, and every ten
     minutes.
 
-    **Actions.** Action `job × options + option` gives the job of this row more of what the option is named in
-    `form.options`; the last action is "stop": time passes until the next decision. `info["action_mask"]` is 1 for what
-    can be chosen. Another action raises `IllegalActionError`; with `illegal="stop"`, another integer counts as "stop",
-    and where "stop" cannot be chosen, as the first that can.
+    **Actions.** Action `job × options + option` gives the job of this row more of the option, as named in
+    `form.options`; the last action is "stop": time passes until the next decision. `info["action_mask"]` is 1 for legal
+    actions. Another action raises `IllegalActionError`; with `illegal="stop"`, another integer counts as "stop", or as
+    the first legal action if "stop" is illegal.
 
-    **Observations** are what learned policies see: `espalier_lab.scheduling.learned.description` has the features of
-    `jobs`, `options` and `cluster`; `present` is 1 for rows that hold a job.
+    **Observations** are the inputs of learned policies: `espalier_lab.scheduling.learned.description` has the features
+    of `jobs`, `options` and `cluster`; `present` is 1 for rows that hold a job.
 
     **Rewards** are minus the hours that all jobs together waited or ran: the return is minus the mean completion time,
     in hours, times the number of jobs.
@@ -94,7 +94,7 @@ class AllocationEnvironment(gymnasium.Env[Observation, np.int64]):
     the mean completion time.
 
     **Randomness.** `reset(seed=...)` fixes all episodes to come. `reset(options={"episode": i})` plays one of them.
-    Episodes of the purposes `train`, `choose` and `judge` are never the same.
+    Episodes of the purposes `train`, `choose` and `judge` are disjoint.
 
     **Figures.** `info["mean_seconds"]` in slots of 20 minutes, mean of episodes 0 to 9 of the purpose `judge`, 96
     nodes: 38.4 by equal dominant shares, 27.2 by Optimus, 21.2 by a rule that looks ahead, 21.8 by masked PPO.
@@ -113,7 +113,7 @@ class AllocationEnvironment(gymnasium.Env[Observation, np.int64]):
         self._stops = checked(illegal, STOP) != RAISE
         self.form, self.purpose, self.render_mode = form or SlotForm(), SeedSplit.of(purpose), render_mode
         jobs, options = self.form.jobs, len(self.form.options)
-        # Gymnasium types a Dict as a space of spaces, where it holds dictionaries of their elements.
+        # Gymnasium types a Dict as a space of spaces, although it holds dictionaries of their elements.
         self.observation_space = cast("spaces.Space[Observation]", observation_space(jobs, options))
         self.action_space = spaces.Discrete(jobs * options + 1)
         self._actions = jobs * options + 1
@@ -123,13 +123,13 @@ class AllocationEnvironment(gymnasium.Env[Observation, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode; `options={"episode": i}` says which."""
+        """Begin an episode; `options={"episode": i}` selects it."""
         super().reset(seed=seed)
         self._run = self.form.begin(self.purpose, episode_index(options, self.np_random))
         return self._look(self._run)
 
     def step(self, action: np.int64 | int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Give something, or let time pass; raises `IllegalActionError`, and `ResetNeeded` where none is running."""
+        """Give something, or let time pass; raise `IllegalActionError`, or `ResetNeeded` if no episode is running."""
         run = self._run
         if run is None or run.over:
             raise ResetNeeded("no episode is running: call reset() before the first step and after terminated")
@@ -145,7 +145,7 @@ class AllocationEnvironment(gymnasium.Env[Observation, np.int64]):
         return observation, -spent / HOUR, False, False, info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return `info["action_mask"]` as truth values, as learners of sb3-contrib ask for it; none before `reset`."""
+        """Return `info["action_mask"]` as booleans, for learners of sb3-contrib; all false before `reset`."""
         running = self._run is not None and not self._run.over
         return widened(self._mask, self._actions).astype(np.bool_) if running else np.zeros(self._actions, np.bool_)
 

@@ -1,4 +1,4 @@
-"""The two forms of the environment as episodes side by side, to learn from: `rollout.Episodes`."""
+"""The two forms of the environment as parallel episodes for learning: `rollout.ParallelEpisodes`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Q = TypeVar("Q", JobQuantities, OptionQuantities)
 
 
 class SlotEpisodes:
-    """Of DL2's cluster."""
+    """Parallel episodes of DL2's cluster."""
 
     options = OPTIONS
 
     def __init__(self, make: Callable[[list[Trace]], Slots], traces: Iterator[Trace], count: int) -> None:
-        """Begin: `make` makes episodes of traces."""
+        """Begin the episodes; `make` creates episodes of traces."""
         self._traces = traces
         self.slots = make([next(traces) for _ in range(count)])
         self.opened = self.slots.speed_parts()
@@ -50,7 +50,7 @@ class SlotEpisodes:
         return self.slots.window
 
     def seen(self) -> tuple[NetworkInputs, NDArray[np.bool_]]:
-        """Return what the network sees, and what can be chosen."""
+        """Return the network's input, and the mask of choices."""
         return self.slots.seen(self.slots.window)
 
     def speed_parts(self) -> Floats:
@@ -58,7 +58,7 @@ class SlotEpisodes:
         return self.slots.speed_parts()
 
     def act(self, chosen: Chosen) -> tuple[NDArray[np.int64], Passed]:
-        """Do what was chosen, and begin new episodes where one is over."""
+        """Apply the choices, and begin new episodes where one is over."""
         slots = self.slots
         ends, passed = act(slots, chosen, np.ones(len(chosen), bool))
         for row in ends:
@@ -68,28 +68,28 @@ class SlotEpisodes:
         return ends, passed
 
     def taught(self, teacher: str) -> Chosen:
-        """Return what the rule of this name chooses."""
+        """Return the choices of the rule with this name."""
         return RULES[teacher](self.slots)
 
 
 class WorkerEpisodes:
-    """Of the simulator's rounds, for jobs with all-reduce. What counts as a slot is `AGAIN_SECONDS`.
+    """Parallel episodes of the simulator's rounds, for jobs with all-reduce. A slot is `AGAIN_SECONDS` long.
 
-    What a job loses is worked out from its speed with the workers that it was given, and from the pause where they
-    changed; on which nodes they are changes its speed, too, and is left out.
+    A job's loss is computed from its speed with its workers, and from the pause after a change; the effect of their
+    nodes on its speed is ignored.
     """
 
     options = len(WORKERS_ONLY)
 
     def __init__(self, runs: Iterator[WorkerRun], count: int, jobs: int) -> None:
-        """Begin this number of `runs` side by side, each with `jobs` jobs at most."""
-        self._coming, self._jobs = runs, jobs + 1  # the last one is nobody: padding
+        """Begin this number of `runs` side by side, each with at most `jobs` jobs."""
+        self._coming, self._jobs = runs, jobs + 1  # the last one is padding
         self._runs = [next(runs) for _ in range(count)]
         self._look()
         self.opened = self.speed_parts()
 
     def _look(self) -> None:
-        """See what there is to decide next."""
+        """Update the view of the next decisions."""
         pictures = [run.begun() for run in self._runs]
         found = [picture.quantities() for picture in pictures]
         width = max(len(picture.jobs) for picture in pictures)
@@ -111,12 +111,12 @@ class WorkerEpisodes:
         self.present[rows, self.window[rows, columns]] = True
 
     def seen(self) -> tuple[NetworkInputs, NDArray[np.bool_]]:
-        """Return what the network sees, and what can be chosen."""
+        """Return the network's input, and the mask of choices."""
         here = self._here.astype(float)
         return inputs(self.job_quantities, self.option_quantities, self._free, here), self._mask
 
     def speed_parts(self) -> Floats:
-        """Return the speed of each job with what it has, over the best that it could have."""
+        """Return the speed of each job with its workers, relative to its best speed."""
         found = np.zeros((len(self._runs), self._jobs))
         rows, columns = np.nonzero(self._here)
         jobs = self.job_quantities
@@ -124,7 +124,7 @@ class WorkerEpisodes:
         return found
 
     def act(self, chosen: Chosen) -> tuple[NDArray[np.int64], Passed]:
-        """Do what was chosen, and begin new episodes where one is over."""
+        """Apply the choices, and begin new episodes where one is over."""
         stop = self.window.shape[1] * self.options
         ends: list[int] = []
         costs: list[tuple[Floats, Floats, NDArray[np.bool_], float]] = []
@@ -143,7 +143,7 @@ class WorkerEpisodes:
         return np.array(ends, np.int64), Passed(spent, lost, ended > 0, np.array([cost[3] for cost in costs]))
 
     def _cost(self, run: WorkerRun) -> tuple[Floats, Floats, NDArray[np.bool_], float]:
-        """Return, of the period that has just passed: what jobs spent, what they lost, who ended, and its length."""
+        """Return for the last period: time and loss per job, the jobs that ended, and its length."""
         spent, lost, ended = np.zeros(self._jobs), np.zeros(self._jobs), np.zeros(self._jobs, bool)
         period = run.period
         for job in period.jobs:
@@ -155,12 +155,12 @@ class WorkerEpisodes:
         return spent, lost, ended, period.seconds / AGAIN_SECONDS
 
     def taught(self, teacher: str) -> Chosen:
-        """Return what the rule of this name chooses; it stops only where it must."""
+        """Return the choices of the rule with this name, which stops only if it must."""
         return chosen_by(WORTHS[teacher](self.job_quantities, self.option_quantities), self._mask)
 
 
 def _stacked(found: Sequence[Q], width: int) -> Q:
-    """Return what is known of the jobs of several episodes, with zeros where one has fewer than `width`."""
+    """Return the quantities of the jobs of several episodes, padded with zeros to `width`."""
     rows: dict[str, Floats] = {}
     for name in (each.name for each in fields(found[0])):
         values: list[Floats] = [getattr(one, name) for one in found]

@@ -24,17 +24,17 @@ Mask = NDArray[np.bool_]
 
 
 class AllocationEpisode(Protocol):
-    """One episode that is being played."""
+    """One running episode."""
 
     def seen(self) -> tuple[NetworkInputs, Mask]:
-        """Return what is seen of the jobs that are there, and what can be chosen, (jobs × options + 1)."""
+        """Return the view of the present jobs, and the mask of choices, (jobs × options + 1)."""
 
     def take(self, chosen: int) -> float:
-        """Take what was chosen; return the seconds that all jobs together were there meanwhile."""
+        """Apply a choice; return the total seconds for which jobs were present meanwhile."""
 
     @property
     def over(self) -> bool:
-        """All jobs are complete."""
+        """Whether all jobs are complete."""
 
     @property
     def mean_seconds(self) -> float:
@@ -42,15 +42,15 @@ class AllocationEpisode(Protocol):
 
 
 class Form(Protocol):
-    """Where episodes come from."""
+    """A source of episodes."""
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What a job can get more of."""
+        """The resources of which a job can get more."""
 
     @property
     def jobs(self) -> int:
-        """The most jobs that are there at a time."""
+        """Maximum number of jobs present at a time."""
 
     def begin(self, purpose: SeedSplit, index: int) -> AllocationEpisode:
         """Begin the episode of this number."""
@@ -60,7 +60,7 @@ class SlotForm:
     """DL2's cluster: workers and parameter servers, in slots of 20 minutes."""
 
     def __init__(self, nodes: int = 96) -> None:
-        """Take the number of nodes."""
+        """Create it for this number of nodes."""
         self.nodes, self.jobs = nodes, source().jobs
         self.options = WORKERS_AND_SERVERS
 
@@ -98,14 +98,14 @@ class _SlotRun:
 
 
 Workload = Callable[[SeedSplit, int], Sequence[SimulatedJob]]
-"""The jobs of the episode of this number. New ones each time: they are used up."""
+"""Returns the jobs of the episode with this number. New ones each time: an episode uses them up."""
 
 
 class WorkerForm:
-    """Jobs of the simulator with all-reduce, by its rounds; what is seen is what a policy sees on a cluster."""
+    """Jobs of the simulator with all-reduce, by its rounds; observations are a policy's on a cluster."""
 
     def __init__(self, workload: Workload, nodes: Sequence[SimulatedNode], most_jobs: int) -> None:
-        """Take jobs, of which there are `most_jobs` at most, and where they run."""
+        """Create it for at most `most_jobs` jobs on these nodes."""
         self.options, self.jobs = WORKERS_ONLY, most_jobs
         self.gpus = sum(node.gpus for node in nodes)
         self._workload, self._nodes = workload, nodes
@@ -116,28 +116,28 @@ class WorkerForm:
 
 
 class Spent(NamedTuple):
-    """What a period was for a job that was there when it began."""
+    """The course of a period for a job that was present at its beginning."""
 
     job: int
-    """Its place among the jobs of the episode."""
+    """Index among the jobs of the episode."""
     seconds: float
-    """For how long it was there."""
+    """Seconds for which it was present."""
     paused: float
-    """For how long of that it could not train, because its workers changed."""
+    """Seconds of that in which it could not train, because its workers changed."""
     part: float
-    """Its speed with the workers that it was given, over the best that it could have."""
+    """Its speed with its workers, relative to its best speed."""
     ended: bool
 
 
 class Period(NamedTuple):
-    """From one decision to the next."""
+    """The time from one decision to the next."""
 
     seconds: float
     jobs: tuple[Spent, ...]
 
 
 class WorkerRun:
-    """One run of the simulator by rounds; each view is answered by a decision that is made step by step."""
+    """One run of the simulator by rounds; each view is answered by a decision made in steps."""
 
     def __init__(self, jobs: Sequence[SimulatedJob], nodes: Sequence[SimulatedNode]) -> None:
         """Run until the first decision."""
@@ -146,24 +146,24 @@ class WorkerRun:
         self._views: Generator[View, Decision, None] = Rounds(jobs, nodes, OptimusPolicy()).views()
         self._view: View | None = None
         self.picture: PartialDecision | None = None
-        """The decision that is being made."""
+        """The decision in progress."""
         self.period = Period(0.0, ())
-        """What has passed since the decision before."""
+        """The period since the last decision."""
         self._spent = self._told = 0.0
         self._look(next(self._views, None))
 
     def begun(self) -> PartialDecision:
-        """Return the decision that is being made; there is one until the episode is over."""
-        assert self.picture is not None  # noqa: S101  (nobody asks when the episode is over)
+        """Return the decision in progress, which exists until the episode is over."""
+        assert self.picture is not None  # noqa: S101  (not called when the episode is over)
         return self.picture
 
     def seen(self) -> tuple[NetworkInputs, Mask]:
-        """Return what is seen of the jobs that are there, and what can be chosen."""
+        """Return the view of the present jobs, and the mask of choices."""
         picture = self.begun()
         return picture.inputs(), picture.mask()
 
     def take(self, chosen: int) -> float:
-        """Take what was chosen; return the seconds that all jobs together were there meanwhile."""
+        """Apply a choice; return the total seconds for which jobs were present meanwhile."""
         picture = self.begun()
         assert self._view is not None  # noqa: S101
         if chosen < len(picture.jobs):
@@ -176,7 +176,7 @@ class WorkerRun:
 
     @property
     def over(self) -> bool:
-        """All jobs are complete."""
+        """Whether all jobs are complete."""
         return self.picture is None
 
     @property
@@ -207,7 +207,7 @@ class WorkerRun:
         )
 
     def _look(self, view: View | None) -> None:
-        """See the next view; one in which nothing can be chosen is answered at once."""
+        """Go to the next view; a view without choices is answered at once."""
         self._view, self.picture = view, None
         if view is None:
             self._spent = self._total()

@@ -1,4 +1,4 @@
-"""Judges policies and rules in DL2's cluster: the same traces for all of them. Without torch."""
+"""Judging of policies and rules in DL2's cluster, on the same traces for all. Without torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from espalier_lab.scheduling.learned.network import JobScorer
 from espalier_lab.scheduling.seed_split import SeedSplit
 
 NODES: Final = (48, 96)
-"""The clusters that are learnt and judged on by default: the source's, and one with half of its nodes."""
+"""Default numbers of nodes for learning and judging: the source's cluster, and one of half its size."""
 
 
 def greedy(network: JobScorer) -> Chooser:
-    """Return what decides as it is served: the best score, of equal ones the first."""
+    """Return a chooser as in service: the best score, the first one among equals."""
     return lambda slots: network.scores(*slots.seen(slots.window)).argmax(1)
 
 

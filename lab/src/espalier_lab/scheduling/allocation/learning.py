@@ -1,4 +1,4 @@
-"""Learns a policy from end to end: for DL2's cluster, and for jobs with all-reduce."""
+"""Complete learning of a policy, for DL2's cluster and for jobs with all-reduce."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from espalier_lab.scheduling.learners.rollout import ParallelEpisodes
 from espalier_lab.scheduling.seed_split import SeedSplit
 
 _APART: Final = 1_000_000
-"""Episodes to train on that belong to each seed."""
+"""Number of training episodes that belong to each seed."""
 
 
 def learn_slots(
@@ -34,10 +34,10 @@ def learn_slots(
     kinds: Sequence[int] | None = None,
     progress: Callable[[str], object] = lambda line: None,
 ) -> AllocationPolicy:
-    """Learn a policy on clusters of these numbers of nodes, as many episodes on each; `progress` gets lines.
+    """Learn a policy on clusters with these numbers of nodes, with equally many episodes each; `progress` gets lines.
 
-    `kinds`: the types of which the jobs are, all of them by default. Torch is held to one thread: the network is small,
-    and results are then the same for a seed.
+    `kinds`: the types of jobs, by default all. Torch uses one thread: the network is small, and results are then
+    reproducible by seed.
     """
     torch.set_num_threads(1)
     clusters = [size for size, _ in zip(itertools.cycle(nodes), range(settings.episodes), strict=False)]
@@ -71,7 +71,7 @@ def learn_workers(
 ) -> AllocationPolicy:
     """Learn a policy for jobs with all-reduce, from a form's episodes, which `learnt_from` describes; as `learn_slots`.
 
-    The policy serves clusters with as many GPUs as that of the form.
+    The policy serves clusters with as many GPUs as the form's.
     """
     torch.set_num_threads(1)
     runs = (form.begin(SeedSplit.TRAIN, index) for index in itertools.count(seed * _APART))

@@ -1,4 +1,4 @@
-"""The rules that DL2 is compared with, in its cluster: what is given next in each episode."""
+"""Rules for comparison with DL2 in its cluster: each chooses the next gift in each episode."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from espalier_lab.scheduling.learners.passed import Chosen, Passed
 
 Chooser = Callable[[Slots], Chosen]
 Worth = Callable[[JobQuantities, OptionQuantities], Floats]
-"""What each option is worth to each job, (..., jobs, options): the larger, the sooner it is given; 0: never."""
+"""The value of each option to each job, (..., jobs, options): larger ones are given first; 0: never."""
 
 
 def optimus_by_share(_: JobQuantities, options: OptionQuantities) -> Floats:
-    """Optimus by dominant share: by how much the rest of a job is shortened; also for one of both."""
+    """Optimus by dominant share: the reduction of a job's remaining time; also for one of both."""
     return np.asarray(options.saved / np.maximum(options.share, _LEAST))
 
 
 def optimus_ahead(_: JobQuantities, options: OptionQuantities) -> Floats:
-    """Optimus by share that looks over valleys: by the largest mean of any number of steps that begin with this one."""
+    """Optimus by share with a look ahead: the largest mean over any number of steps that begin with this one."""
     return np.asarray(options.saved_ahead / np.maximum(options.share, _LEAST))
 
 
 def soonest(jobs: JobQuantities, options: OptionQuantities) -> Floats:
-    """Speedup by share, with more weight for jobs that end soon: log gain × (60 s + rest) ** -½; a rule of ours."""
+    """Speedup by share, with more weight for jobs that end soon: log gain × (60 s + rest) ** -½; our own rule."""
     rest = jobs.best_left[..., None]
     return np.asarray(options.gain / (np.maximum(options.share, _LEAST) * np.sqrt(_SOON + rest)))
 
@@ -39,17 +39,17 @@ WORTHS: dict[str, Worth] = {
     "optimus-ahead": optimus_ahead,
     "soonest": soonest,
 }
-"""Rules by what is worth the most, in both forms of the environment."""
+"""Rules that give the most valuable option, in both forms of the environment."""
 _LEAST: Final = 1e-9
-"""Padding takes nothing of the cluster, and is never given anything."""
+"""Minimum share: padding takes nothing of the cluster, and never gets anything."""
 _SOON: Final = 60.0
-"""Seconds; jobs that end sooner than that count about the same."""
+"""Seconds below which remaining times count about the same."""
 
 
 def drf(slots: Slots) -> Chosen:
     """Dominant resource fairness (Ghodsi et al., NSDI 2011): one of both to the job with the smallest dominant share.
 
-    Of equal ones to the first that came. Where what is next does not fit, the slot begins.
+    Among equals, the first job in order of arrival. If the next one does not fit, the slot begins.
     """
     jobs, options, _ = slots.quantities(slots.window)
     full = (jobs.workers >= jobs.most_workers) | (jobs.servers >= jobs.most_servers)
@@ -58,9 +58,9 @@ def drf(slots: Slots) -> Chosen:
 
 
 def optimus(slots: Slots) -> Chosen:
-    """Optimus (Peng et al., EuroSys 2018): what shortens the rest of a job the most; nothing that lengthens it.
+    """Optimus (Peng et al., EuroSys 2018): the largest reduction of a job's remaining time; never an increase.
 
-    As in the source a server is given where both help as much, and a job whose better choice is complete gets no more.
+    As in the source, a server is given if both help equally, and a job whose better choice is exhausted gets no more.
     """
     jobs, options, _ = slots.quantities(slots.window)
     worker, server = options.saved[..., 0], options.saved[..., 1]
@@ -73,7 +73,7 @@ def optimus(slots: Slots) -> Chosen:
 
 
 def _by(worth: Worth) -> Chooser:
-    """Return the rule that gives what is worth the most, if it fits and is worth anything."""
+    """Return the rule that gives the most valuable option that fits and has a value."""
 
     def choose(slots: Slots) -> Chosen:
         jobs, options, _ = slots.quantities(slots.window)
@@ -83,7 +83,7 @@ def _by(worth: Worth) -> Chooser:
 
 
 def fixed(counts: NDArray[np.int64]) -> Chooser:
-    """Give each job its type's servers and workers, (types, 2), in the order in which jobs came."""
+    """Give each job its type's servers and workers, (types, 2), in order of arrival."""
 
     def choose(slots: Slots) -> Chosen:
         jobs, options, _ = slots.quantities(slots.window)
@@ -98,21 +98,21 @@ def fixed(counts: NDArray[np.int64]) -> Chooser:
 
 
 def best(fits: NDArray[Any], worth: Floats) -> Chosen:
-    """Return the column of what is worth the most and fits, (episodes); "stop" where nothing is worth anything."""
+    """Return the column of the most valuable option that fits, (episodes); "stop" if nothing has a value."""
     flat = np.where(fits > 0, worth, -np.inf).reshape(len(fits), -1)
     chosen = flat.argmax(1)
     return np.where(flat[np.arange(len(flat)), chosen] > 0, chosen, flat.shape[1])
 
 
 def chosen_by(worth: Floats, mask: NDArray[np.bool_]) -> Chosen:
-    """Return, as `best`, what may be chosen by `mask`, (episodes, width × options + 1), which may forbid to stop."""
+    """Return, as `best`, a choice within `mask`, (episodes, width × options + 1), which may forbid to stop."""
     chosen = best(mask[:, :-1].reshape(worth.shape), worth)
     must = (chosen == mask.shape[1] - 1) & ~mask[:, -1]
     return np.where(must, mask.argmax(1), chosen)
 
 
 def _given(fits: Floats, job: Chosen, option: Chosen | int, wanted: NDArray[np.bool_]) -> Chosen:
-    """Return the option of a job where it is wanted and fits, else "stop"."""
+    """Return the option of a job if it is wanted and fits, else "stop"."""
     chosen, flat = job * OPTIONS + option, fits.reshape(len(fits), -1)
     return np.where(wanted & (flat[np.arange(len(flat)), chosen] > 0), chosen, flat.shape[1])
 
@@ -128,7 +128,7 @@ def play(slots: Slots, choose: Chooser) -> Floats:
 
 
 def act(slots: Slots, chosen: Chosen, playing: NDArray[np.bool_]) -> tuple[NDArray[np.int64], Passed]:
-    """Do what was chosen in the episodes that are played; return those in which the slot passed, and what that cost."""
+    """Apply the choices in the running episodes; return those in which the slot passed, with its cost."""
     window = slots.window
     stop = window.shape[1] * OPTIONS
     ends, goes = np.flatnonzero(playing & (chosen == stop)), np.flatnonzero(playing & (chosen != stop))

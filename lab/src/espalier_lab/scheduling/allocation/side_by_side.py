@@ -1,4 +1,4 @@
-"""DL2's cluster as a vectorised environment: episodes side by side in arrays, some ten times as fast as one by one."""
+"""DL2's cluster as a vectorised environment: parallel episodes in arrays, about ten times as fast as single ones."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from espalier_lab.scheduling.seed_split import SeedSplit
 
 
 class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]):
-    """So many episodes of `AllocationEnvironment` in DL2's cluster.
+    """Parallel episodes of `AllocationEnvironment` in DL2's cluster.
 
-    Arrays begin with the dimension of episodes; else all is as there. An episode that is over begins again with the
+    Arrays begin with the dimension of episodes; everything else is the same. An episode that is over restarts with the
     next step, which ignores its action (`AutoresetMode.NEXT_STEP`).
     """
 
@@ -53,16 +53,16 @@ class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]
         self._slots = Slots(source(), nodes, [draw(source(), self.purpose, index) for index in range(num_envs)])
         self._ended = np.zeros(num_envs, bool)
         self._legal = widened(np.ones((num_envs, 1), bool), self._jobs * self._options + 1)
-        """What can be chosen: the mask that was given last."""
+        """The last mask of choices."""
         self._width = 0
-        """The number of "stop" among what was observed last."""
+        """The number of "stop" in the last observation."""
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin all episodes; a list of seeds counts as its first.
 
-        `options={"episode": i}` begins that one everywhere; those that follow it are drawn.
+        `options={"episode": i}` begins that one everywhere; later ones are drawn.
         """
         super().reset(seed=seed[0] if isinstance(seed, list) else seed, options=options)
         for row in range(self.num_envs):
@@ -75,7 +75,7 @@ class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]
     ) -> tuple[Observation, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Give something, or let time pass, in each episode.
 
-        Raises `IllegalActionError`, naming the environment, and leaves all of them where they were.
+        Raise `IllegalActionError`, naming the environment, and leave all of them unchanged.
         """
         slots, given = self._slots, np.asarray(actions)
         if given.shape != (self.num_envs,) or not np.issubdtype(given.dtype, np.integer):
@@ -102,7 +102,7 @@ class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]
         return observation, rewards, self._ended.copy(), np.zeros(self.num_envs, bool), info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return `info["action_mask"]` as truth values; that of an episode that is over does not matter."""
+        """Return `info["action_mask"]` as booleans; the mask of an episode that is over does not matter."""
         return self._legal.astype(np.bool_)
 
     def _draw(self, options: dict[str, Any] | None = None) -> Trace:

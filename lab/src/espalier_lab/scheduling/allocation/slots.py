@@ -1,9 +1,8 @@
 """DL2's cluster in time slots, many episodes at once.
 
-At the beginning of a slot all workers and servers end, jobs that have come get one of both in the order in which they
-came, and then more is given, one at a time, until "stop". Each goes to the node on which the least is used (the sum of
-its resources), and cannot be given where that node has no room for it. Then the slot passes. Jobs lose no time by it:
-a slot is 20 minutes.
+At the beginning of a slot all workers and servers end, arrived jobs get one of both in order of arrival, and then more
+are given, one at a time, until "stop". Each goes to the least used node (by the sum of its resources), and cannot be
+given if that node has no room. Then the slot passes. Jobs lose no time by the change: a slot is 20 minutes.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from espalier_lab.scheduling.learned.speeds import STEPS
 from espalier_lab.scheduling.learners.passed import Passed
 
 _STEPS = np.array([STEPS[option] for option in WORKERS_AND_SERVERS])
-"""(options, 2): servers and workers more."""
+"""(options, 2): additional servers and workers."""
 _AWAY = np.iinfo(np.int64).max // 2
-"""The load of nodes that a cluster does not have."""
+"""The load of nodes that do not exist in a cluster."""
 _BOTH = WORKERS_AND_SERVERS.index("both")
 
 
 class Slots:
-    """Episodes side by side; arrays begin with the dimension of episodes, then jobs in the order in which they come."""
+    """Parallel episodes; arrays begin with the dimension of episodes, then jobs in order of arrival."""
 
     def __init__(self, source: AllocationSettings, nodes: int | Sequence[int], traces: Sequence[Trace]) -> None:
-        """Begin all episodes, one a trace; `nodes` are those of all clusters, or of each."""
+        """Begin all episodes, one per trace; `nodes` are for all clusters, or for each."""
         count, jobs = len(traces), source.jobs
         self.source, self.nodes = source, np.broadcast_to(np.asarray(nodes, np.int64), (count,))
         self.tables = tables_of(source)
@@ -50,20 +49,20 @@ class Slots:
         self.done, self.ends = np.zeros((count, jobs)), np.full((count, jobs), np.nan)
         self.slot = np.zeros(count, np.int64)
         self.present = np.zeros((count, jobs), bool)
-        """Jobs that have come and are not complete."""
+        """Jobs that have arrived and are not complete."""
         self._order = np.zeros((count, jobs), np.int64)
         self._width = np.zeros(count, np.int64)
         self._window: NDArray[np.int64] | None = None
         self._known: _SlotFeatures | None = None
         self._taken = np.zeros((count, len(source.node)), np.int64)
-        """Of the resources of each cluster."""
+        """Resources of each cluster."""
         self._used = np.zeros((count, self.nodes.max(), len(source.node)), np.int64)
         self._load = np.zeros(self._used.shape[:2], np.int64)
         self.node = np.zeros(count, np.int64)
-        """The node that the next worker or server goes to."""
+        """The node of the next worker or server."""
         self._rows = np.arange(count)
         self.over = np.zeros(count, bool)
-        """(episodes): all jobs are complete."""
+        """(episodes): whether all jobs are complete."""
         for row, trace in enumerate(traces):
             self.begin(row, trace)
 
@@ -74,18 +73,18 @@ class Slots:
         self._open(row)
 
     def completion_slots(self, row: int) -> Floats:
-        """Return (jobs), the slots from coming to completion, a fraction for the last one; as the source counts."""
+        """Return (jobs), the slots from arrival to completion, with a fraction for the last one; as in the source."""
         return np.asarray(self.ends[row] - self.comes[row])
 
     @property
     def window(self) -> NDArray[np.int64]:
-        """(episodes, width): the jobs that are present, first those that came first; then any, as padding."""
+        """(episodes, width): the present jobs, in order of arrival; then any, as padding."""
         if self._window is None:
             self._window = self._order[:, : max(1, int(self._width.max()))]
         return self._window
 
     def _standing(self, window: NDArray[np.int64]) -> _SlotFeatures:
-        """Return what stays as it is until a slot begins."""
+        """Return the features that are constant until a slot begins."""
         if self._known is None or self._known.window is not window:
             self._known = _SlotFeatures.of(self, window)
         return self._known
@@ -95,7 +94,7 @@ class Slots:
         return np.asarray(values[self._rows[:, None], self.window])
 
     def fitting(self, window: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return (episodes, width, options): what can be given next to the jobs of the window."""
+        """Return (episodes, width, options): the options that can be given next to the jobs of the window."""
         standing, here = self._standing(window), self._rows[:, None]
         free = self.source.node - self._used[self._rows, self.node]
         fits: NDArray[np.bool_] = (standing.demand <= free[:, None, None, :]).all(-1) & standing.present[..., None]
@@ -107,11 +106,11 @@ class Slots:
         return fits
 
     def speed_parts(self) -> Floats:
-        """Return (episodes, jobs): the speed of each with what it has, over the best that it could have."""
+        """Return (episodes, jobs): the speed of each with its workers and servers, relative to its best speed."""
         return np.asarray(self.tables.parts[self.kinds, self.servers, self.workers] * self.present)
 
     def give(self, rows: NDArray[np.int64], jobs: NDArray[np.int64], options: NDArray[np.int64]) -> None:
-        """Give one job of each of these episodes what it could get more of. What does not fit is an error of ours."""
+        """Give one job of each of these episodes one more of an option, which must fit."""
         demand = self.tables.demand[self.kinds[rows, jobs], options]
         self._used[rows, self.node[rows]] += demand
         self._load[rows, self.node[rows]] += demand.sum(-1)
@@ -121,7 +120,7 @@ class Slots:
         self.node[rows] = self._load[rows].argmin(1)
 
     def stop(self, rows: NDArray[np.int64]) -> Passed:
-        """Let the slot pass in these episodes, and begin the next one in which there is a job."""
+        """Let the slot pass in these episodes, and begin the next one with a job."""
         if not len(rows):
             none = np.zeros((0, self.kinds.shape[1]))
             return Passed(none, none, none > 0)
@@ -140,13 +139,13 @@ class Slots:
         return Passed(spent, spent * (1 - parts), ended)
 
     def _open(self, row: int) -> None:
-        """Begin a slot: jobs that have come get a worker and a server each, as far as there is room."""
+        """Begin a slot: arrived jobs get a worker and a server each, as far as there is room."""
         unfinished, self._window, self._known = np.isnan(self.ends[row]), None, None
         self.workers[row] = self.servers[row] = 0
         self._used[row], self._load[row], self.node[row] = 0, _AWAY, 0
         self.present[row] = unfinished & (self.comes[row] <= self.slot[row])
         self.over[row] = not unfinished.any()
-        if not self.over[row] and not self.present[row].any():  # nobody is there: until the next one comes
+        if not self.over[row] and not self.present[row].any():  # no job is present: skip to the next arrival
             self.slot[row] = self.comes[row][unfinished].min()
             self.present[row] = unfinished & (self.comes[row] <= self.slot[row])
         self._order[row] = np.argsort(~self.present[row], kind="stable")
@@ -165,9 +164,9 @@ class Slots:
         self._taken[row] = self._used[row].sum(0)
 
     def quantities(self, window: NDArray[np.int64]) -> tuple[JobQuantities, OptionQuantities, Floats]:
-        """Return what is known of the jobs of the window, of options, and the free part of the cluster.
+        """Return the quantities of the window's jobs and options, and the free part of the cluster.
 
-        As `description.inputs` takes it.
+        They are the arguments of `description.inputs`.
         """
         standing, here = self._standing(window), self._rows[:, None]
         workers, servers = self.workers[here, window], self.servers[here, window]
@@ -199,7 +198,7 @@ class Slots:
         return jobs, options, free
 
     def seen(self, window: NDArray[np.int64]) -> tuple[NetworkInputs, NDArray[np.bool_]]:
-        """Return what the network sees of the window, and what can be chosen, (episodes, width × options + 1)."""
+        """Return the network's input for the window, and the mask of choices, (episodes, width × options + 1)."""
         jobs, options, free = self.quantities(window)
         mask = np.ones((len(free), options.fits[0].size + 1), bool)
         mask[:, :-1] = options.fits.reshape(len(free), -1) > 0
@@ -208,7 +207,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SlotFeatures:
-    """What is known of jobs and options, and stays as it is until a slot begins; of shape (episodes, width, ...)."""
+    """Quantities of jobs and options that are constant until a slot begins; of shape (episodes, width, ...)."""
 
     window: NDArray[np.int64]
     kinds: NDArray[np.int64]
@@ -220,13 +219,13 @@ class _SlotFeatures:
     age: Floats
     done: Floats
     left: Floats
-    """Seconds that it would take where a whole job takes a slot."""
+    """Seconds until completion if a whole job took a slot."""
     best_left: Floats
     known: Floats
 
     @classmethod
     def of(cls, slots: Slots, window: NDArray[np.int64]) -> _SlotFeatures:
-        """Return it for the jobs of this window."""
+        """Return the features of this window's jobs."""
         tables, seconds, here = slots.tables, slots.source.slot_seconds, np.arange(len(window))[:, None]
         kinds, done = slots.kinds[here, window], slots.done[here, window]
         left = np.maximum(1 - done, 1e-9) * seconds

@@ -1,7 +1,7 @@
-"""DL2's cluster: types of jobs, their measured speeds, and what workers and parameter servers take.
+"""DL2's cluster: types of jobs, their measured speeds, and the resources of workers and parameter servers.
 
-Peng et al., DL2 (arXiv 1909.06040), by the settings and measurements that were released with it. Between measurements
-speeds are interpolated as there: by radial basis functions of the distance in (servers, workers) (Hardy, 1971).
+Peng et al., DL2 (arXiv 1909.06040), with its released settings and measurements. Between measurements, speeds are
+interpolated as there: by radial basis functions of the distance in (servers, workers) (Hardy, 1971).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from espalier_lab.scheduling.learned.description import WORKERS_AND_SERVERS, Flo
 from espalier_lab.scheduling.learned.speeds import STEPS
 
 _LEAST: Final = 1e-6
-"""Batches a second; below it a job counts as one that does not train: interpolation gives values about 0."""
+"""Batches per second below which a job counts as not training: interpolation gives values about 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,30 +28,30 @@ class AllocationSettings:
     """The settings."""
 
     names: tuple[str, ...]
-    """Of the types of jobs."""
+    """Names of the types of jobs."""
     slots: Floats
-    """(types, servers + 1, workers + 1): the slots that a whole job takes; infinite: it does not train."""
+    """(types, servers + 1, workers + 1): the slots of a whole job; infinite: it does not train."""
     demand: NDArray[np.int64]
-    """(types, options, resources): what one more worker, one more server, and one of both take of a node."""
+    """(types, options, resources): a node's resources for one more worker, one more server, and one of both."""
     node: NDArray[np.int64]
-    """(resources): what a node has."""
+    """(resources): capacity of a node."""
     slot_seconds: float
     most_workers: int
     most_servers: int
     jobs: int
-    """In a trace."""
+    """Number of jobs in a trace."""
     arrivals: tuple[int, ...]
-    """Jobs that come in each slot, over and over, from one of the first `offsets` on."""
+    """Arrivals of jobs per slot, repeated, starting at one of the first `offsets`."""
     offsets: int
     most_arrivals: int
-    """In a slot."""
+    """Maximum number of arrivals in a slot."""
     most_slots: int = 1000
-    """A job that has been there for so long is given up, and counts as complete: with some numbers of workers and
-    servers jobs do not train at all. The source gives up the whole trace then."""
+    """Slots after which a job is given up and counts as complete: with some numbers of workers and servers jobs do not
+    train at all. The source gives up the whole trace then."""
 
     @property
     def best_slots(self) -> Floats:
-        """(types): the slots that a whole job takes with the best numbers of servers and workers."""
+        """(types): the slots of a whole job with the best numbers of servers and workers."""
         return np.asarray(self.slots.min(axis=(1, 2)))
 
 

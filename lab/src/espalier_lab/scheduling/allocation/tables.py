@@ -1,4 +1,4 @@
-"""What the cluster in time slots looks up by type of job, servers and workers."""
+"""Look-up tables of the cluster in time slots, by type of job, servers and workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPTIONS: Final = len(WORKERS_AND_SERVERS)
 
 
 class Tables:
-    """What is looked up by type, servers and workers."""
+    """Tables by type, servers and workers."""
 
     def __init__(self, source: AllocationSettings) -> None:
         self.demand = source.demand
@@ -24,13 +24,13 @@ class Tables:
         self.best = source.best_slots
         self.parts = self.rates * self.best[:, None, None]
         self.costs = (source.demand / source.node).max(-1)
-        """(types, options): of a node."""
+        """(types, options): share of a node."""
         servers, workers = np.indices(source.slots.shape[1:])[..., None]
         taken = servers * source.demand[:, 1, None, None] + workers * source.demand[:, 0, None, None]
         shares = (taken / source.node).max(-1)
         """(types, servers + 1, workers + 1): the same."""
         found = gains(source.slots, WORKERS_AND_SERVERS)
-        # Of a job that does not train, anything may be saved: a number that can be multiplied.
+        # For a job that does not train, any finite number of saved seconds works.
         saved, ahead = (np.nan_to_num(each, posinf=1e6, neginf=-1e6) for each in (found.saved, found.saved_ahead))
         single = np.stack([shares, source.slots], axis=-1)
         self._shape = source.slots.shape
@@ -42,7 +42,7 @@ class Tables:
     ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
         """Return shares of a node, slots, and by option gains and seconds saved, at once and ahead (`Gains`).
 
-        One look-up for all of them: in a single episode each costs more than what is done with it.
+        One look-up for all of them: in a single episode, a look-up costs more than the use of its result.
         """
         _, most_servers, most_workers = self._shape
         rows = self._all.take((kinds * most_servers + servers) * most_workers + workers, axis=0)
@@ -54,5 +54,5 @@ class Tables:
 
 @lru_cache(maxsize=8)
 def tables_of(source: AllocationSettings) -> Tables:
-    """Return the tables of a source: each episode begins with the same."""
+    """Return the tables of a source, which are the same for each episode."""
     return Tables(source)

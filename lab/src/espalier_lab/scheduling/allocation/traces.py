@@ -1,4 +1,4 @@
-"""Traces of DL2's cluster: which jobs come in which slot, drawn by a seed."""
+"""Traces of DL2's cluster: the arrivals of jobs by slot, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from espalier_lab.scheduling.seed_split import SeedSplit
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Jobs in the order in which they come."""
+    """Jobs in order of arrival."""
 
     kinds: NDArray[np.int64]
     """(jobs): the type of each."""
     slots: NDArray[np.int64]
-    """(jobs): the slot at whose beginning it comes; not falling."""
+    """(jobs): the slot at whose beginning each arrives; not decreasing."""
 
 
 def draw(source: AllocationSettings, purpose: SeedSplit, index: int, kinds: Sequence[int] | None = None) -> Trace:
     """Draw the trace of this number, as the source does (`Google_Trace` arrivals, `Normal` lengths).
 
-    `kinds`: the types of which jobs are, all of them by default.
+    `kinds`: the types of jobs, by default all.
     """
     rng = np.random.default_rng((41, purpose, index))
     offset = int(rng.integers(source.offsets))

@@ -1,8 +1,7 @@
-"""Episodes of jobs with all-reduce that are made of traces: jobs of one trace at the times of another.
+"""Episodes of jobs with all-reduce, made from traces: jobs of one trace at the times of another.
 
-An episode takes a stretch of the times at which jobs came in one of the traces, and for each time a job of any of them.
-So it is as busy as the traces are, and never the same; and who holds a trace out learns from neither its jobs nor its
-times.
+An episode takes a range of arrival times of one trace, and for each time a job of any trace. So it is as busy as the
+traces, and never the same; holding a trace out excludes both its jobs and its times.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from espalier_operator.policies.view import Decision, Elasticity, View
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """A `forms.Workload`: traces whose jobs are mixed."""
+    """A `forms.Workload` that mixes the jobs of traces."""
 
     traces: Sequence[Sequence[SimulatedJob]]
-    """Jobs that nothing was done to yet, of each trace in the order in which they came."""
+    """Fresh jobs of each trace, in order of arrival."""
     most_jobs: int
-    """Of an episode."""
+    """Maximum number of jobs in an episode."""
 
     def __call__(self, purpose: SeedSplit, index: int) -> list[SimulatedJob]:
         """Return the jobs of an episode."""
@@ -45,9 +44,9 @@ class Mixed:
 
 
 def fresh(job: SimulatedJob, name: str, submitted_at: float) -> SimulatedJob:
-    """Return another job like this one, to which nothing was done yet, under another name.
+    """Return a fresh job like this one, under another name.
 
-    The two share what was worked out of their speed, and the profile of their application.
+    The two share the cached speeds and the profile of their application.
     """
     one = copy.copy(job)
     one.name, one.submitted_at, one.held = name, submitted_at, []
@@ -56,14 +55,14 @@ def fresh(job: SimulatedJob, name: str, submitted_at: float) -> SimulatedJob:
 
 @dataclass(frozen=True, slots=True)
 class StepByStep:
-    """A rule of `WORTHS` as a policy: one worker more, again and again, to the job to which it is worth the most."""
+    """A rule of `WORTHS` as a policy: one more worker at a time, for the job with the highest value."""
 
     name: str
     elasticity: ClassVar[Elasticity] = Elasticity.WORKERS
     queue_order: ClassVar[str] = "by what a worker is worth"
 
     def decide(self, view: View) -> Decision:
-        """Return shares that sum up to all GPUs at most."""
+        """Return shares that sum up to at most all GPUs."""
         worth, picture = WORTHS[self.name], PartialDecision.of(view)
         while view.jobs and (mask := picture.mask()).any():
             chosen = int(chosen_by(worth(*picture.quantities())[None], mask[None])[0])

@@ -1,7 +1,7 @@
-"""What the network sees: names and scales, once for learning and for serving. Frozen: a change is a new `FORMAT`.
+"""The network's input: names and scales, shared by learning and serving. Frozen: a change needs a new `FORMAT`.
 
-Quantities are given raw and scaled here. Seconds and shares span orders of magnitude, so their logarithms are taken.
-All is free of the names of models and of the size of the cluster.
+Raw quantities are scaled here. Seconds and shares span orders of magnitude, so their logarithms are taken. Nothing
+depends on the names of models or the size of the cluster.
 """
 
 from __future__ import annotations
@@ -25,72 +25,72 @@ OPTION_FEATURES: Final = (
 CLUSTER_FEATURES: Final = ("free", "jobs", "room", "served")
 FREE: Final = CLUSTER_FEATURES.index("free")
 OF_FREE: Final = OPTION_FEATURES.index("of_free")
-"""The features that change whenever something is given to somebody."""
+"""The features that change with every gift."""
 
 WORKERS_ONLY: Final = ("worker",)
-"""What jobs can get more of where gradients are exchanged by all-reduce: the product."""
+"""Options where gradients are exchanged by all-reduce, as in the product."""
 WORKERS_AND_SERVERS: Final = ("worker", "server", "both")
-"""With parameter servers, as in DL2."""
+"""Options with parameter servers, as in DL2."""
 
 MOMENT_SECONDS: Final = 600.0
-"""Seconds are seen as log(1 + seconds / this)."""
+"""Scale of seconds, which enter as log(1 + seconds / this)."""
 MOST: Final = 12.0
-"""What is seen is between minus and plus this."""
+"""Limit on the absolute value of an input."""
 MOST_SECONDS: Final = 1e7
-"""More of them, as those that a job without workers takes, are seen as this number."""
+"""Limit on seconds, such as those of a job without workers."""
 _SCALE: Final = 4.0
-"""Divides logarithms of seconds: so most of what is seen is below 1."""
+"""Divisor of logarithms of seconds, so that most inputs are below 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobQuantities:
-    """What is known of jobs; each of shape (..., jobs). Batches may have any leading dimensions."""
+    """Quantities of jobs, each of shape (..., jobs). Batches may have any leading dimensions."""
 
     workers: Floats
-    """In this decision so far."""
+    """Workers in this decision so far."""
     most_workers: Floats
     servers: Floats
-    """Parameter servers so far; 0 with all-reduce."""
+    """Parameter servers in this decision so far; 0 with all-reduce."""
     most_servers: Floats
     held: Floats
-    """Workers that it has now; 0: it waits."""
+    """Workers held now; 0: it waits."""
     share: Floats
-    """The part of the cluster that it has in this decision: of the resource of which it has the largest part."""
+    """Share of the cluster in this decision, of the resource with the largest share."""
     age: Floats
     """Seconds since it was submitted."""
     left: Floats
-    """Seconds that it still takes with what it has in this decision; infinite with none."""
+    """Seconds left with the workers and servers of this decision; infinite without any."""
     best_left: Floats
-    """The same with the numbers of workers and servers that are best for it."""
+    """Seconds left with the best numbers of workers and servers."""
     known: Floats
-    """1: its speed is known; else the seconds and gains mean nothing, and count as 0."""
+    """1: its speed is known; else the seconds and gains have no meaning, and count as 0."""
     done: Floats
-    """The part of its work that is done, 0 to 1; 0 where it is not known."""
+    """Part of its work that is done, 0 to 1; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptionQuantities:
-    """What each option would do for a job; each of shape (..., jobs, options)."""
+    """Effects of each option on a job, each of shape (..., jobs, options)."""
 
     gain: Floats
-    """Logarithm of the speed after it over the speed before."""
+    """Logarithm of the speed afterwards over the speed before."""
     gain_ahead: Floats
-    """The largest mean gain a step over any number of steps that begin with it."""
+    """Maximum mean gain per step over any number of steps that begin with it."""
     saved: Floats
-    """Seconds by which what is left gets shorter; may be negative."""
+    """Reduction of the remaining seconds; may be negative."""
     saved_ahead: Floats
-    """The largest mean number of them a step, over any number of steps."""
+    """Maximum mean reduction per step, over any number of steps."""
     share: Floats
-    """The part of the cluster that it takes: of the resource of which it takes the largest part."""
+    """Share of the cluster that it takes, of the resource with the largest share."""
     fits: Floats
     """1: it can be given."""
     restores: Floats
-    """1: the job then has no more workers than it has now."""
+    """1: afterwards the job has no more workers than it holds now."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NetworkInputs:
-    """What the network takes, float32."""
+    """The input of the network, float32."""
 
     jobs: Inputs32
     """(..., jobs, len(JOB_FEATURES))."""
@@ -103,7 +103,7 @@ class NetworkInputs:
 
 
 def inputs(jobs: JobQuantities, options: OptionQuantities, free: Floats, present: Floats) -> NetworkInputs:
-    """Scale what is known, none of which is NaN.
+    """Scale the quantities, none of which is NaN.
 
     `free`, (...): the free part of the cluster; `present`, (..., jobs): 0 for padding.
     """
@@ -142,7 +142,7 @@ def job_features(jobs: JobQuantities, many: Floats | float) -> Inputs32:
 
 
 def option_features(options: OptionQuantities, known: Floats, many: Floats | float) -> Inputs32:
-    """Return (..., jobs, options, len(OPTION_FEATURES)), with 0 for `OF_FREE`, which depends on what is free."""
+    """Return (..., jobs, options, len(OPTION_FEATURES)), with 0 for `OF_FREE`, which depends on the free part."""
     part = options.share * np.asarray(many)[..., None]
     by_share = options.saved_ahead / np.maximum(part, 1e-6)
     seconds = _moments(part.shape, options.saved, options.saved_ahead, by_share)
@@ -161,7 +161,7 @@ def option_features(options: OptionQuantities, known: Floats, many: Floats | flo
 
 
 def of_free(share: Floats, fits: Floats, free: Floats | float) -> Floats:
-    """Return the feature `OF_FREE`: the part of what is free that an option takes; 1 where it does not fit."""
+    """Return the feature `OF_FREE`: the part of the free resources that an option takes; 1 if it does not fit."""
     return np.where(fits > 0, np.minimum(share / np.maximum(free, 1e-9), MOST), 1.0)
 
 
@@ -170,8 +170,8 @@ def cluster_features(
 ) -> Inputs32:
     """Return (..., len(CLUSTER_FEATURES)).
 
-    `free`: the free part of the cluster; `number` of jobs; `dearest`: the part of the cluster that all would take
-    together if each got its dearest option; `served`: the number of jobs that have workers.
+    `free`: the free part of the cluster; `number` of jobs; `dearest`: the part of the cluster for the most expensive
+    option of every job; `served`: the number of jobs that have workers.
     """
     return _columns(
         np.asarray(free), np.log1p(number) / 4, np.log1p(1 / np.maximum(dearest, 1e-9)) / 4, served / number
@@ -179,7 +179,7 @@ def cluster_features(
 
 
 def _moments(shape: tuple[int, ...], *columns: Floats) -> Floats:
-    """Return signed logarithms of seconds, (*shape, columns), of which there are `MOST_SECONDS` at most."""
+    """Return signed logarithms of seconds, (*shape, columns), limited to `MOST_SECONDS`."""
     found = np.empty((*shape, len(columns)))
     for place, column in enumerate(columns):
         found[..., place] = column

@@ -1,6 +1,6 @@
-"""Policies as files: safetensors, with what they were learnt from in its header. No pickle is read.
+"""Policies as files: safetensors with the lineage in the header. No pickle is read.
 
-The version is a digest of all of it, so a file in which a bit was changed is refused.
+The version is a digest of everything, so a file with a changed bit is refused.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from espalier_lab.scheduling.learned.speeds import STEPS
 from espalier_lab.scheduling.placement.tasks import KINDS
 
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""Of a policy's file; a network of the usual size takes 25 kB."""
+"""Maximum size of a policy's file in bytes; a network of the usual size takes 25 kB."""
 MAX_HIDDEN: Final = 512
 MAX_NAME: Final = 100
-"""Characters of a policy's name."""
+"""Maximum length of a policy's name, in characters."""
 _HEADER: Final = "espalier"
 """The key of the lineage in the header of safetensors."""
 _LENGTH: Final = 8
-"""Bytes before that header: its length, little-endian (the format of safetensors)."""
+"""Bytes before that header, for its length, little-endian (the format of safetensors)."""
 
 
 _REST: Final = 2 * KINDS + 2
@@ -48,23 +48,23 @@ PLACEMENT: Final[dict[str, tuple[int, ...]]] = {
     "placement.rest": (_REST,),
     "placement.covariance": (_REST, _REST),
 }
-"""Tensors of a placement prior, which a file may have: the fields of `placement.beliefs.Prior`, with their shapes."""
+"""Tensors of an optional placement prior: the fields of `placement.beliefs.Prior`, with their shapes."""
 
 
 class LearnedPolicyError(ValueError):
-    """A policy cannot be read. The message names the file, what is wrong, and what to do."""
+    """A policy cannot be read. The message names the file, the fault and the remedy."""
 
 
 class Serves(Record):
-    """The clusters that a policy may serve: those that are like the ones it learnt on."""
+    """The clusters that a policy may serve, which resemble those that it learnt on."""
 
     min_gpus: int = Field(ge=1)
     max_gpus: int = Field(ge=1)
     max_jobs: int = Field(ge=1)
-    """Unfinished ones at a time. More than it learnt with it serves, up to this number."""
+    """Maximum number of unfinished jobs at a time; it may exceed the number in learning."""
 
     def refusal(self, gpus: int) -> str | None:
-        """Return why it cannot serve a cluster with this number of GPUs, of all types; None: it can."""
+        """Return why it cannot serve a cluster with this number of GPUs, of all types; None if it can."""
         if not self.min_gpus <= gpus <= self.max_gpus:
             return (
                 f"the cluster has {gpus} GPUs, and the policy serves {self.min_gpus} to {self.max_gpus}: learn one on "
@@ -74,33 +74,33 @@ class Serves(Record):
 
 
 class AllocationLineage(Record):
-    """What a policy is and how it came to be."""
+    """The properties and origin of a policy."""
 
     name: str = Field(min_length=1, max_length=MAX_NAME)
     actions: tuple[str, ...] = WORKERS_ONLY
-    """What a job can get more of; `description.WORKERS_ONLY` where gradients are exchanged by all-reduce."""
+    """Options of a job; `description.WORKERS_ONLY` where gradients are exchanged by all-reduce."""
     learnt_from: str = Field(max_length=500)
     """The workload and the cluster, in words."""
     algorithm: str = Field(max_length=200)
-    """As `imitation of optimus, then ppo`."""
+    """Algorithm in words, such as `imitation of optimus, then ppo`."""
     seed: int
     decisions: int = Field(ge=0)
-    """Decisions that were learnt from."""
+    """Number of decisions that were learnt from."""
     serves: Serves
     results: dict[str, float] = Field(default_factory=dict)
-    """What was measured on traces to choose by, by name and unit, as `chooseJctSlots`."""
+    """Measurements on traces for choosing, by name and unit, such as `chooseJctSlots`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllocationPolicy:
-    """A policy that was read or learnt."""
+    """A policy that was read from a file or learnt."""
 
     network: JobScorer
     lineage: AllocationLineage
     version: str
     """Twelve hex digits of the digest of weights, features and lineage."""
     placement: Weights = field(default_factory=dict)
-    """The learnt placement prior (`PLACEMENT`), where the file has one."""
+    """The learnt placement prior (`PLACEMENT`), if the file has one."""
 
 
 def make_policy(network: JobScorer, lineage: AllocationLineage, placement: Weights | None = None) -> AllocationPolicy:
@@ -110,7 +110,7 @@ def make_policy(network: JobScorer, lineage: AllocationLineage, placement: Weigh
 
 
 def write_policy(policy: AllocationPolicy, path: Path) -> None:
-    """Write a policy; whoever reads meanwhile sees the old file or the new one."""
+    """Write a policy; a concurrent reader sees the old file or the new one."""
     header = {
         "format": FORMAT,
         "version": policy.version,
@@ -123,7 +123,7 @@ def write_policy(policy: AllocationPolicy, path: Path) -> None:
 
 
 def read_policy(path: Path) -> AllocationPolicy:
-    """Read a policy. Raises `LearnedPolicyError` where it is missing, damaged, of another format or not whole."""
+    """Read a policy. Raise `LearnedPolicyError` if it is missing, damaged, incomplete or of another format."""
     try:
         content = read_bounded(path, MAX_BYTES)
     except DocumentError as error:
@@ -136,7 +136,7 @@ def read_policy(path: Path) -> AllocationPolicy:
 
 
 def parse_policy(content: bytes, source: str) -> AllocationPolicy:
-    """Read a policy from the bytes of its file; `source` is named in errors. Raises `LearnedPolicyError`."""
+    """Read a policy from the bytes of its file; `source` is named in errors. Raise `LearnedPolicyError`."""
     try:
         weights = load(content)
     except (SafetensorError, KeyError, ValueError) as error:
@@ -174,9 +174,9 @@ def _header(content: bytes, source: str) -> dict[str, Any]:
     try:
         header = json.loads(json.loads(content[_LENGTH:end])["__metadata__"][_HEADER])
     except (ValueError, KeyError, TypeError) as error:
-        raise LearnedPolicyError(f"{source}: has no lineage in its header; it is no policy of {FORMAT}") from error
+        raise LearnedPolicyError(f"{source}: has no lineage in its header; it is not a policy of {FORMAT}") from error
     if not isinstance(header, dict):
-        raise LearnedPolicyError(f"{source}: the lineage in its header is no JSON object; learn it again")
+        raise LearnedPolicyError(f"{source}: the lineage in its header is not a JSON object; learn it again")
     return header
 
 

@@ -1,4 +1,4 @@
-"""The network in numpy: what is served. `twin` is the same in torch.
+"""The network in numpy, for serving. `twin` is the same in torch.
 
 Each job is encoded by the same layer; the mean over jobs stands for all of them; each (job, option) pair and "stop"
 get a score. So scores do not depend on the order of jobs (Zaheer et al., Deep Sets, 2017), and any number of them fits.
@@ -19,7 +19,7 @@ Floats32 = NDArray[np.float32]
 Weights = Mapping[str, Floats32]
 HIDDEN: Final = 32
 MASKED: Final = -1e9
-"""Score of what cannot be chosen."""
+"""Score of an illegal choice."""
 
 
 def shapes(options: int, hidden: int = HIDDEN) -> dict[str, tuple[int, ...]]:
@@ -47,14 +47,14 @@ def shapes(options: int, hidden: int = HIDDEN) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobScorer:
-    """Weights, by name, float32, of the shapes that `shapes` gives."""
+    """Weights by name, float32, with the shapes of `shapes`."""
 
     weights: Weights
 
     def scores(self, seen: NetworkInputs, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Return scores (..., jobs × options + 1): of each option of each job, then of "stop".
 
-        `mask` has that shape; what it forbids scores `MASKED`.
+        `mask` has that shape; forbidden choices score `MASKED`.
         """
         encoded = np.maximum(self.of_jobs(seen.jobs) + self.shift(seen.cluster)[..., None, :], 0)
         present = seen.present[..., None]
@@ -66,25 +66,27 @@ class JobScorer:
         return np.where(mask, np.concatenate([flat, last], axis=-1), np.float32(MASKED))
 
     def of_jobs(self, jobs: Floats32) -> Floats32:
-        """Return what of a job's encoding, (..., hidden), is due to the job itself."""
+        """Return the part of a job's encoding, (..., hidden), that comes from the job itself."""
         return times(jobs, self.weights["job.weight"])
 
     def shift(self, cluster: Floats32) -> Floats32:
-        """Return what of the encodings of jobs, (..., hidden), is due to the cluster."""
+        """Return the part of the jobs' encodings, (..., hidden), that comes from the cluster."""
         return cluster @ self.weights["job.cluster"].T + self.weights["job.bias"]
 
     def around(self, pooled: Floats32) -> Floats32:
-        """Return what the mean of the encodings, (..., hidden), adds to each pair."""
+        """Return the contribution of the mean of the encodings, (..., hidden), to each pair."""
         return pooled @ self.weights["pair.pooled"].T
 
     def of_options(self, options: Floats32) -> tuple[Floats32, Floats32]:
-        """Return what options, (..., options, features), add to their pairs, (..., options, hidden), and to scores."""
+        """Return the contributions of options, (..., options, features), to pairs, (..., options, hidden), and
+        scores.
+        """
         return times(options, self.weights["pair.option"]) + self.weights["pair.bias"], (
             options @ self.weights["score.option"]
         )
 
     def rated(self, encoded: Floats32, of_options: Floats32, around: Floats32) -> Floats32:
-        """Return the scores of pairs, (..., jobs, options), less what options add to them."""
+        """Return the scores of pairs, (..., jobs, options), without the contributions of options."""
         pairs = (times(encoded, self.weights["pair.job"]) + around)[..., None, :] + of_options
         deep = times(np.maximum(pairs, 0, out=pairs), self.weights["deep.weight"]) + self.weights["deep.bias"]
         return np.asarray(np.maximum(deep, 0, out=deep) @ self.weights["score.weight"])

@@ -1,4 +1,4 @@
-"""What a policy's view means to the network, for jobs whose gradients are exchanged by all-reduce."""
+"""The network's input from a policy's view, for jobs whose gradients are exchanged by all-reduce."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from espalier_lab.scheduling.learned.speeds import LARGEST_GAIN, gains
 from espalier_operator.policies.view import Candidate, Decision, Share, View
 
 AGAIN_SECONDS: Final = 600.0
-"""Jobs come and end more often than that; what is left of them changes slowly, and each change costs a restart."""
+"""Seconds until a policy is asked again: remaining work changes slowly, and each change costs a restart."""
 _LEAST_STEPS: Final = 1e-9
-"""A number that can be multiplied with infinite seconds."""
+"""Minimum steps, a number that can be multiplied by infinite seconds."""
 MOST_WORKERS: Final = 64
-"""The speed of a job is looked up for at most this many workers, and it gets no more."""
+"""Maximum number of workers for which a job's speed is looked up, and that it gets."""
 
 
 @dataclass(slots=True, eq=False)
 class PartialDecision:
-    """A decision that is being made about the jobs of a view: who has how many workers in it so far."""
+    """A decision in progress on the jobs of a view: the workers of each so far."""
 
     jobs: Sequence[Candidate]
     gpus: int
     workers: NDArray[np.int64]
-    """(jobs): so far."""
+    """(jobs): workers so far."""
     free: int
     """GPUs that are left."""
     order: list[int]
-    """The jobs that have workers, in the order in which they got the first."""
+    """The jobs with workers, in the order of their first worker."""
     costs: NDArray[np.int64]
-    """(jobs): the GPUs that each would take next."""
+    """(jobs): the GPUs of each job's next gift."""
     _fixed: _Fixed = field(repr=False)
     _seen: tuple[int, Inputs32] | None = field(default=None, repr=False)
-    """What was seen of the cluster last, less what is free, and the jobs that had workers then."""
+    """The last observed cluster features except the free part, with the number of jobs that had workers then."""
 
     @classmethod
     def of(cls, view: View) -> PartialDecision:
-        """Begin: jobs that run and may not be stopped have their base workers; if those of all fit, all have them."""
+        """Begin: jobs that run and may not be stopped have their base workers; if all base workers fit, all jobs do."""
         fixed = _Fixed.of(view)
         jobs = fixed.jobs
         base = fixed.base * fixed.gpus
@@ -61,7 +61,7 @@ class PartialDecision:
         stay = np.array([bool(job.workers) and not job.yields for job in jobs], bool)
         has = np.ones(len(jobs), bool) if total <= view.gpus else stay
         taken = int(base[has].sum())
-        if taken > view.gpus:  # GPUs went away; the planner sees to what follows
+        if taken > view.gpus:  # GPUs disappeared; the planner handles the rest
             has, taken = np.zeros(len(jobs), bool), 0
         workers = np.where(has, fixed.base, 0)
         order = [int(index) for index in np.flatnonzero(workers)]
@@ -69,9 +69,9 @@ class PartialDecision:
         return cls(jobs, view.gpus, workers, view.gpus - taken, order, costs, fixed)
 
     def mask(self) -> NDArray[np.bool_]:
-        """Return what can be chosen, (jobs + 1): one worker more for each job that is not complete, then "stop".
+        """Return the mask of choices, (jobs + 1): one more worker for each job that is not complete, then "stop".
 
-        A job that waits gets its base workers at once. While one of those fits, nothing else can be chosen.
+        A waiting job gets its base workers at once. While one of these fits, there is no other choice.
         """
         found, waits = np.empty(len(self.jobs) + 1, bool), self.workers == 0
         fits = self.costs <= self.free
@@ -90,13 +90,13 @@ class PartialDecision:
         self.workers[index] = self._fixed.base[index] if not self.workers[index] else self.workers[index] + 1
 
     def is_complete(self, index: int) -> bool:
-        """Return whether a job that has workers takes no more."""
+        """Return whether a job with workers takes no more."""
         return bool(self.workers[index] >= self._fixed.most[index])
 
     def decision(self, now: float) -> Decision:
-        """Return shares, in the order in which jobs first got workers; asked again after `AGAIN_SECONDS`.
+        """Return shares, in the order of the jobs' first workers, for `AGAIN_SECONDS`.
 
-        A job of which no speed is known gets spare workers too, while no share needs their GPUs.
+        A job of unknown speed gets spare workers too, while no share needs their GPUs.
         """
         waiting = [index for index in range(len(self.jobs)) if not self.workers[index]]
         shares = []
@@ -107,25 +107,25 @@ class PartialDecision:
         return Decision(shares=tuple(shares), preempts=True, until=now + AGAIN_SECONDS if shares else None)
 
     def speed_parts(self) -> Floats:
-        """Return (jobs): the speed of each with what it has so far, over the best that it could have."""
+        """Return (jobs): the speed of each with its workers so far, relative to its best speed."""
         fixed = self._fixed
         left = fixed.steps * fixed.seconds[np.arange(len(self.jobs)), self.workers]
         return np.asarray(fixed.best / left)
 
     def inputs(self) -> NetworkInputs:
-        """Return what the network sees."""
+        """Return the network's input."""
         jobs, options = self.quantities()
         return inputs(jobs, options, np.array(self.free / max(1, self.gpus)), np.ones(len(self.jobs)))
 
     def quantities(self) -> tuple[JobQuantities, OptionQuantities]:
-        """Return what is known of the jobs and of what each could get more of."""
+        """Return the quantities of the jobs and of their options."""
         return self._quantities(np.arange(len(self.jobs)), self.workers)
 
     def tables(self) -> tuple[Inputs32, Inputs32]:
-        """Return what would be seen of each job with each number of workers, for the whole of the decision.
+        """Return the features of each job with each number of workers, for the whole decision.
 
-        (jobs, workers + 1, features) of jobs and of options, these without `OF_FREE` (see `of_free`). Numbers of
-        workers that a job cannot have mean nothing.
+        (jobs, workers + 1, features) of jobs and of options, these without `OF_FREE` (see `of_free`). Entries for
+        impossible numbers of workers are meaningless.
         """
         count, width = self._fixed.seconds.shape
         jobs, options = self._quantities(np.arange(count)[:, None], np.broadcast_to(np.arange(width), (count, width)))
@@ -133,7 +133,7 @@ class PartialDecision:
         return job_features(jobs, float(count)), offered[:, :, 0]
 
     def cluster(self) -> Inputs32:
-        """Return what is seen of the cluster: the same as in `inputs`."""
+        """Return the cluster features, as in `inputs`."""
         gpus, served = max(1, self.gpus), len(self.order)
         if self._seen is None or self._seen[0] != served:
             self._seen = served, cluster_features(0.0, len(self.jobs), self.costs.sum() / gpus, served)
@@ -142,13 +142,13 @@ class PartialDecision:
         return found
 
     def of_free(self, rows: NDArray[np.int64]) -> Floats:
-        """Return the feature `OF_FREE` of the options of jobs that can be chosen: the same as in `inputs`."""
+        """Return the feature `OF_FREE` of jobs' possible options, as in `inputs`."""
         return self.costs[rows] / self.free
 
     def _quantities(
         self, rows: NDArray[np.int64], workers: NDArray[np.int64]
     ) -> tuple[JobQuantities, OptionQuantities]:
-        """Return what is known of the jobs of these rows, which broadcast with the workers that they would have."""
+        """Return the quantities of the jobs of these rows, which broadcast with their assumed workers."""
         fixed, gpus = self._fixed, max(1, self.gpus)
         at, none = (rows, workers), np.zeros(workers.shape)
         waits = workers == 0
@@ -182,7 +182,7 @@ class PartialDecision:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fixed:
-    """What does not change while a decision is made; arrays of shape (jobs) or (jobs, workers + 1)."""
+    """Values that are constant during a decision; arrays of shape (jobs) or (jobs, workers + 1)."""
 
     jobs: tuple[Candidate, ...]
     base: NDArray[np.int64]
@@ -240,9 +240,9 @@ class _Fixed:
 
 
 def _gains(seconds: Floats, most: NDArray[np.int64], known: NDArray[np.bool_]) -> dict[str, Floats]:
-    """Return what one worker more gains each job from each number on; from none on, what the base workers gain.
+    """Return the gain of one more worker at each number; at none, the gain of the base workers.
 
-    By the names of `Gains`, (jobs, workers + 1); 0 for jobs of which no speed is known.
+    The names are those of `OptionGains`, (jobs, workers + 1); 0 for jobs of unknown speed.
     """
     columns = {name: np.zeros(seconds.shape) for name in ("gain", "gain_ahead", "saved", "saved_ahead")}
     possible = np.arange(seconds.shape[1]) <= most[known, None]

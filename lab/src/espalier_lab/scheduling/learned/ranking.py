@@ -1,8 +1,8 @@
-"""The best job of a picture, over and over while workers are given, without scoring all jobs each time.
+"""The best job of a decision in progress, after each gift, without scoring all jobs each time.
 
-What is given to one job changes the scores of all others a little: by what is free, and by the mean over jobs. How much
-at most follows from the weights. So each job has bounds on its score since it was scored last, and only those that may
-be the best are scored again. The choice is that of `JobScorer.scores` over all jobs, but for rounding (float32).
+A gift to one job changes the scores of all others a little, through the free part and the mean over jobs. The weights
+limit the change. So each job has bounds on its score since it was last scored, and only jobs that may be the best are
+scored again. The choice is that of `JobScorer.scores` over all jobs, but for rounding (float32).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from espalier_lab.scheduling.learned.network import Floats32, JobScorer
 from espalier_lab.scheduling.learned.picture import PartialDecision
 
 _ROUNDING = 1e-4
-"""Scores that are nearer to each other are all worked out again."""
+"""Difference below which scores are all computed again."""
 _UNKNOWN = 1e30
-"""Bounds on a score that was not worked out yet, so that they can be added to."""
+"""Bound on a score that was not computed yet, to which changes can be added."""
 
 
 class Ranking:
-    """Scores of the jobs of a picture; workers are to be given by `give`."""
+    """Scores of the jobs of a decision in progress; give workers through `give`."""
 
     def __init__(self, network: JobScorer, picture: PartialDecision) -> None:
-        """Begin; nothing is scored yet. The network gives workers alone."""
+        """Begin without scores. The network's only option is workers."""
         self._network, self._picture = network, picture
         self._job_table, self._option_table = picture.tables()
         count = len(picture.jobs)
@@ -36,21 +36,21 @@ class Ranking:
         self._encoded = np.empty_like(self._of_jobs)
         self._mean = np.full(count, 1 / count, np.float32)
         self._changed = 0.0
-        """What each score may have changed by since the beginning, at most."""
+        """Maximum change of each score since the beginning."""
         self._free_column = network.weights["pair.option"][:, OF_FREE]
         self._free_direct = network.weights["score.option"][OF_FREE]
-        # By how much a score may change, at most, with each unit of a pair, and of an encoded job.
+        # Maximum change of a score per unit of a pair, and of an encoded job.
         self._by_pair = np.abs(network.weights["score.weight"]) @ np.abs(network.weights["deep.weight"])
         self._by_job = self._by_pair @ np.abs(network.weights["pair.job"])
         self._by_free = float(self._by_pair @ np.abs(self._free_column) + np.abs(self._free_direct))
         self._before: tuple[Floats32, Floats32, int] | None = None
-        """What was added to all jobs and pairs when it was chosen last, and the GPUs that were free."""
+        """The last contribution to all jobs and pairs at a choice, and the GPUs that were free."""
         self._look()
 
     def choice(self) -> int | None:
-        """Return the job that is to get its base workers or one more, of equal ones the first; None: stop.
+        """Return the job that gets its base workers or one more, the first among equals; None: stop.
 
-        Raises `LearnedPolicyError` where weights are so large that scores overflow.
+        Raise `LearnedPolicyError` if weights are so large that scores overflow.
         """
         if not self._left:
             return None
@@ -65,7 +65,7 @@ class Ranking:
         (rows,) = (self._above >= least).nonzero()
         scores = self._scores(rows, around)
         stop = network.stop(pooled, cluster) if self._may_stop else -np.inf
-        # Of what is no number, each comparison is false.
+        # Every comparison with NaN is false.
         if not (self._changed < _UNKNOWN and np.abs(scores).max(initial=0) < _UNKNOWN and stop < _UNKNOWN):
             raise LearnedPolicyError("its weights are so large that scores are not finite; learn it again")
         self._above[rows], self._below[rows] = scores - self._changed, scores + self._changed
@@ -75,7 +75,7 @@ class Ranking:
         return int(rows[best])
 
     def give(self, index: int) -> None:
-        """Give the job of this index what it can get next."""
+        """Give the job of this index its next workers."""
         picture, starts = self._picture, not self._may_stop
         picture.give(index)
         row = index, picture.workers[index]
@@ -90,15 +90,15 @@ class Ranking:
             self._look()
 
     def _look(self) -> None:
-        """See again what can be chosen. A gift takes no more than one job from that, until something is too dear."""
+        """Update the mask of choices. A gift removes at most one job from it, until something no longer fits."""
         mask = self._picture.mask()
         self._left, self._may_stop = int(mask[:-1].sum()), bool(mask[-1])
         self._above, self._below = np.where(mask[:-1], _UNKNOWN, -np.inf), np.full(len(mask) - 1, -_UNKNOWN)
-        """The score of each job when it was worked out last, less and plus what scores may have changed by until then;
-        minus infinity above those that cannot be chosen."""
+        """The last computed score of each job, minus and plus the possible change of scores until then; the upper one
+        is minus infinity for illegal jobs."""
         costs = self._picture.costs
         self._dearest = int(costs[costs <= self._picture.free].max(initial=0))
-        """The most GPUs that a job would take of those that still fit: what does not fit now never will."""
+        """Maximum GPUs of a job's next gift that still fits: a gift that does not fit now never will."""
 
     def _scores(self, rows: NDArray[np.int64], around: Floats32) -> Floats32:
         """Return the scores of these jobs."""
@@ -108,9 +108,9 @@ class Ranking:
         return np.asarray(rated[:, 0] + self._direct[rows] + free * self._free_direct)
 
     def _change(self, shift: Floats32, around: Floats32) -> None:
-        """Count by how much scores may have changed since the last choice.
+        """Add the possible change of scores since the last choice.
 
-        Rectified units change by no more than what goes in, so the largest change follows from absolute weights.
+        Rectified units change by no more than their inputs, so absolute weights determine the largest change.
         """
         free = self._picture.free
         if self._before is not None:

@@ -1,4 +1,4 @@
-"""A learnt policy in the place of a rule: a `Policy` of the operator's protocol. Without torch."""
+"""A learnt policy in the place of a rule, with the operator's `Policy` protocol. Without torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from espalier_operator.policies.view import Decision, Elasticity, View
 class LearnedAllocation:
     """Gives workers one at a time to the job that the network scores highest, until "stop" scores highest.
 
-    Jobs with the same score: the first one of the view. Nothing is remembered. GPUs of several types are divided among
-    the jobs of each type.
+    Among jobs with the same score, the first one of the view wins. It has no memory. GPUs of several types are divided
+    among the jobs of each type.
     """
 
     policy: AllocationPolicy
@@ -31,21 +31,21 @@ class LearnedAllocation:
         actions = self.policy.lineage.actions
         if actions != WORKERS_ONLY:
             raise LearnedPolicyError(
-                f"policy {self.policy.lineage.name}: gives {', '.join(actions)}; here only workers can be given: name "
+                f"policy {self.policy.lineage.name}: gives {', '.join(actions)}; here only workers can be given; name "
                 "one that was learnt on jobs with all-reduce"
             )
 
     def decide(self, view: View) -> Decision:
-        """Return shares that sum up to all GPUs at most, and to those of each type where these differ.
+        """Return shares that sum up to at most all GPUs, and at most those of each type if types differ.
 
-        Raises `LearnedPolicyError` where the scores of the network overflow.
+        Raise `LearnedPolicyError` if the scores of the network overflow.
         """
         if len(view.gpu_types) < 2:
             return self._decide(view)
         decisions = [self._decide(part) for part in by_type(view)]
         runs = {job.key for job in view.jobs if job.workers}
         shares = [share for decision in decisions for share in decision.shares]
-        # What runs comes first: there are GPUs for a job that starts in its part, and it is to stop nobody in another.
+        # Running jobs come first: a job that starts has GPUs in its part, and must stop no job in another part.
         shares.sort(key=lambda share: (not share.workers, share.job not in runs))
         ends = [decision.until for decision in decisions if decision.until is not None]
         return Decision(shares=tuple(shares), preempts=True, until=min(ends, default=None))
@@ -63,11 +63,11 @@ class LearnedAllocation:
 def by_type(view: View) -> list[View]:
     """Divide a view by types of GPU; each job is in the part of the type that it has, or may find.
 
-    A job that waits counts where the most GPUs are left beside the base workers of the others, of the types that have
-    enough for its own; of equals at the first. Where it starts is up to the planner, which knows where it may run.
+    A waiting job counts at the type with the most GPUs left beside the base workers of the others, among types with
+    enough for its own; the first one among equals. The planner, which knows where it may run, chooses where it starts.
     """
     left, types = dict(view.gpu_types), dict[str, str]()
-    for job in sorted(view.jobs, key=lambda job: job.gpu_type not in left):  # first those that have a type
+    for job in sorted(view.jobs, key=lambda job: job.gpu_type not in left):  # jobs with a type first
         need = max(1, job.min_workers) * max(1, job.gpus_per_worker)
         gpu_type = job.gpu_type
         if gpu_type not in left:

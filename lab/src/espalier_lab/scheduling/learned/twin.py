@@ -1,4 +1,4 @@
-"""The network in torch, for learning: the same arithmetic as `network`, which a test compares."""
+"""The network in torch, for learning: the same arithmetic as `network`, as a test checks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from espalier_lab.scheduling.learned.network import HIDDEN, MASKED, JobScorer, W
 
 
 class Twin(nn.Module):
-    """Weights that can be learnt, and the value of each job, which is not served."""
+    """Trainable weights, and the value of each job, which is not used in serving."""
 
     def __init__(self, options: int, hidden: int = HIDDEN, seed: int = 0) -> None:
-        """Draw weights by this seed."""
+        """Draw weights from this seed."""
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.options, self.hidden = options, hidden
@@ -55,7 +55,7 @@ class Twin(nn.Module):
         return scores, value * present
 
     def frozen(self) -> JobScorer:
-        """Return what is served: a copy of the weights in numpy."""
+        """Return the network for serving: a copy of the weights in numpy."""
         return JobScorer(
             {
                 name: self.weights[name.replace(".", "_")].detach().cpu().numpy().astype(np.float32).copy()
@@ -65,7 +65,7 @@ class Twin(nn.Module):
 
     @classmethod
     def of(cls, weights: Weights, options: int) -> Twin:
-        """Return a twin with these weights; its values begin again."""
+        """Return a twin with these weights; its values are initialised again."""
         twin = cls(options, weights["job.bias"].shape[0])
         with torch.no_grad():
             for name, value in weights.items():

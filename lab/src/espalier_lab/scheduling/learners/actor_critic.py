@@ -1,11 +1,11 @@
 """Actor-critic with replay, as DL2 learns (Peng et al., arXiv 1909.06040, 4.3 and 6.1).
 
-Decisions and what came of them go into a memory of 8,192; minibatches of 256 are drawn from it. The critic learns by
-one step of temporal differences, which is the actor's advantage too; nothing corrects for decisions that an older
-network took. Sizes, rate and the weight of entropy are those of the settings released with the source. What differs:
-network, masks, rewards by job and the discount are those of all learners here; every decision is as likely to be drawn,
-where the release prefers those with high rewards and injects more of them; and its exploration, which overrules
-decisions that leave workers and servers out of balance, is left out.
+Decisions and their results go into a memory of 8,192; minibatches of 256 are drawn from it. The critic learns by one
+step of temporal differences, which is the actor's advantage too; nothing corrects for decisions of an older network.
+Sizes, rate and the weight of entropy come from the source's released settings. Differences: network, masks, rewards by
+job and the discount are common to all learners here; every decision is equally likely to be drawn, while the release
+prefers high rewards and injects more of them; and its exploration, which overrules decisions that leave workers and
+servers out of balance, is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from espalier_lab.scheduling.learners.learner import OnUpdate, SchedulingLearner
 
 MEMORY: Final = 8192
-"""Decisions that are remembered."""
+"""Maximum number of decisions in the memory."""
 MINIBATCH: Final = 256
 RATE: Final = 1e-4
 ENTROPY: Final = 0.1
@@ -39,18 +39,18 @@ class ActorCriticStep:
     actions: Tensor
     """(episodes): columns, or `STOP`."""
     own: Tensor
-    """(episodes, width): 1 for the job that got something; all of them for "stop"."""
+    """(episodes, width): 1 for the job that got something; all 1 for "stop"."""
     rewards: Tensor
     """(episodes, width)."""
     lives: Tensor
-    """(episodes, width): how much the value of what was seen next counts."""
+    """(episodes, width): weight of the value of the next observation."""
     following: Seen
     places: Tensor
-    """(episodes, width): the row of each job in what was seen next; any, where it counts nothing."""
+    """(episodes, width): the row of each job in the next observation; any, if it has no weight."""
 
 
 def improve(learner: SchedulingLearner, on_update: OnUpdate) -> None:
-    """Learn from the network's own decisions, each of which is drawn about as often as in `ppo`."""
+    """Learn from the network's own decisions, each drawn about as often as in `ppo`."""
     settings, network = learner.settings, learner.network
     optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
     size = settings.episodes * settings.steps
@@ -71,7 +71,7 @@ def _remembered(rollout: Rollout, step: int) -> ActorCriticStep:
     window, ahead = rollout.windows[step], rollout.windows[step + 1]
     count, jobs = rollout.about.shape[1], rollout.rewards.shape[2]
     rows = np.arange(count)[:, None]
-    # From the last one on, so that the first row of a job is the one that counts: padding names jobs again.
+    # From last to first, so that the first row of a job counts: padding names jobs again.
     places = np.zeros((count, jobs), np.int64)
     for column in reversed(range(ahead.shape[1])):
         places[rows[:, 0], ahead[:, column]] = column

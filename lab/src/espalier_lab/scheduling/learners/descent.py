@@ -1,4 +1,4 @@
-"""What ways of learning a network share: how likely what was chosen is, a step of the optimizer, imitation."""
+"""Shared parts of learners: likelihood of choices, a step of the optimizer, imitation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from espalier_lab.learners.core import entropy
 from espalier_lab.scheduling.learners.rollout import columns_of
 
 LONGEST: Final = 0.5
-"""Gradients of a network that learns from its own decisions are clipped to this norm."""
+"""Maximum norm of the gradients of a network that learns from its own decisions."""
 
 
 def likelihood(scores: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logarithm of the probability of each action, (n), and the mean entropy, by scores (n, columns)."""
+    """Return the log probability of each action, (n), and the mean entropy, from scores (n, columns)."""
     every = torch.log_softmax(scores, 1)
     logs = every.gather(1, columns_of(actions, scores)[:, None])[:, 0]
     return logs, entropy(every).mean()
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor, clipped: nn.Module | None = None) -> None:
-    """Take a step that makes `loss` smaller; the gradients of `clipped` are clipped to `LONGEST`."""
+    """Take a step towards a smaller `loss`; the gradients of `clipped` are clipped to `LONGEST`."""
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     if clipped is not None:
@@ -43,10 +43,10 @@ def imitate(
     rate: float,
     rng: np.random.Generator,
 ) -> float:
-    """Fit a network to decisions that are known in `parts`, which each epoch shuffles and takes in `chunks` steps.
+    """Fit a network to known decisions in `parts`, which each epoch shuffles and takes in `chunks` steps.
 
-    `judged` returns for some of the parts, by index, the loss, and how many of their decisions the network takes too;
-    returned is the sum of these in the last epoch. `rate` is Adam's.
+    `judged` returns the loss for some parts, by index, and the number of their decisions that the network agrees with;
+    the sum of these in the last epoch is returned. `rate` is Adam's.
     """
     optimizer = torch.optim.Adam(network.parameters(), lr=rate)
     right = 0.0

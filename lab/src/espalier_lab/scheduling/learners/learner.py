@@ -1,4 +1,4 @@
-"""Learning of a network: imitation of a rule, then a learner from the network's own decisions."""
+"""Learning of a network: imitation of a rule, then learning from the network's own decisions."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from espalier_lab.scheduling.learners.descent import imitate
 from espalier_lab.scheduling.learners.rollout import STOP, ParallelEpisodes, Seen, columns_of, joined, tensors
 
 OnUpdate = Callable[[int, dict[str, float]], None]
-"""Hears the number of each update, and its figures."""
+"""Receives the number of each update, and its figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
-    """How is learnt. Chosen on traces of the purpose `choose`. The learner `actor-critic` has some of its own."""
+    """Hyperparameters, chosen on traces of the purpose `choose`. The learner `actor-critic` has some of its own."""
 
     teacher: str = "optimus-by-share"
-    """The rule that is imitated first: one of `RULES`, with all-reduce of `WORTHS`."""
+    """The rule to imitate first: one of `RULES`, or of `WORTHS` with all-reduce."""
     learner: str = "ppo"
-    """One of `LEARNERS`; how what the network itself decides is learnt from."""
+    """One of `LEARNERS`, for learning from the network's own decisions."""
     imitated: int = 20_000
-    """Decisions of the teacher that are learnt from."""
+    """Number of the teacher's decisions to learn from."""
     kept: float = 0.25
-    """The part of the teacher's decisions that is kept: those of one slot are alike."""
+    """Share of the teacher's decisions that is kept, as those of one slot are alike."""
     imitation_epochs: int = 4
     imitation_rate: float = 1e-3
     episodes: int = 16
-    """Side by side."""
+    """Number of parallel episodes."""
     steps: int = 256
     """Decisions of each episode between two updates."""
     decisions: int = 160_000
-    """Of the network itself, that are learnt from."""
+    """Number of the network's own decisions to learn from."""
     discount: float = 0.9
-    """A slot."""
+    """Discount per slot."""
     trace: float = 0.97
-    """GAE's lambda, a decision."""
+    """GAE's lambda, per decision."""
     others: float = 1.0
-    """Weight of what a decision changes for other jobs, compared with what it changes for its own job."""
+    """Weight of a decision's effect on other jobs, relative to the effect on its own job."""
     clip: float = 0.2
     epochs: int = 2
     minibatch: int = 1024
@@ -53,7 +53,7 @@ class LearnerSettings:
     """Adam's learning rate after imitation; it falls to a tenth."""
     entropy: float = 0.003
     value: float = 0.5
-    """The weight of the error of values."""
+    """Weight of the error of values."""
 
 
 class SchedulingLearner:
@@ -67,7 +67,7 @@ class SchedulingLearner:
         """Decisions so far."""
 
     def imitate(self) -> float:
-        """Learn the teacher's decisions; return the part of them that the network then takes too."""
+        """Learn the teacher's decisions; return the share of them with which the network then agrees."""
         settings, episodes = self.settings, self.episodes
         parts: list[Seen] = []
         wanted: list[Tensor] = []
@@ -75,7 +75,7 @@ class SchedulingLearner:
         while number < settings.imitated:
             chosen = episodes.taught(settings.teacher)
             stop = episodes.window.shape[1] * episodes.options
-            # "Stop" is rare and matters as much: all of them are kept.
+            # "Stop" is rare and as important: all of these are kept.
             keep = np.flatnonzero((self.rng.random(len(chosen)) < settings.kept) | (chosen == stop))
             if keep.size:
                 jobs, options, cluster, present, mask = tensors(*episodes.seen())

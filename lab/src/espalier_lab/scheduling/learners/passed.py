@@ -1,4 +1,4 @@
-"""What environments tell learners of a step. Without torch."""
+"""Feedback of environments to learners after a step. Without torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Chosen = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Passed:
-    """What time that passed has cost; arrays of shape (episodes in which it passed, jobs), in slots."""
+    """The cost of passed time; arrays of shape (episodes in which it passed, jobs), in slots."""
 
     spent: Floats
-    """For how long each job was there: all the time, or until it was complete."""
+    """Time for which each job was present: all of it, or until completion."""
     lost: Floats
-    """That, less what the job would have needed at its best speed."""
+    """The same minus the job's time at its best speed."""
     ended: NDArray[np.bool_]
     slots: Floats | float = 1.0
-    """How much time that was; (episodes) where it differs."""
+    """Length of the passed time; (episodes) if it differs."""

@@ -25,7 +25,7 @@ Rows: TypeAlias = NDArray[np.int64] | slice
 def improve(learner: SchedulingLearner, on_update: OnUpdate) -> None:
     """Learn from the network's own decisions.
 
-    Raises ValueError if a network remembers and `settings.steps` are not the decisions of an episode.
+    Raise ValueError if a network remembers and `settings.steps` is not the number of decisions of an episode.
     """
     settings, network = learner.settings, learner.network
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.rate, eps=1e-5)
@@ -50,9 +50,9 @@ def improve(learner: SchedulingLearner, on_update: OnUpdate) -> None:
 def _parts(
     network: nn.Module, settings: LearnerSettings, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[np.int64], Rows]]:
-    """Return (steps, episodes) of each minibatch: all episodes of some steps; the reverse where a network remembers.
+    """Return (steps, episodes) of each minibatch: all episodes of some steps; the reverse if a network remembers.
 
-    What is remembered at a step depends on all steps before it.
+    A memory at a step depends on all steps before it.
     """
     chunks = max(1, settings.episodes * settings.steps // settings.minibatch)
     if isinstance(network, Recurrent):

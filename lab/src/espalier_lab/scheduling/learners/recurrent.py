@@ -1,8 +1,8 @@
-"""Networks that remember an episode: what learners need of them beyond scores and values.
+"""Networks that remember an episode: their interface for learners beyond scores and values.
 
-RL² (Duan et al., arXiv 1611.02779, 2.2) is learning of such a network over many tasks. Its state is kept in a task and
-lost with it. Here a task is one episode, whether or not anything changes in it. So a state begins with the first
-decision of an episode, and a rollout that is learnt from must be made of whole episodes.
+RL² (Duan et al., arXiv 1611.02779, 2.2) trains such a network over many tasks. Its state lasts for one task. Here a
+task is one episode, whether or not anything changes in it. So a state begins with the first decision of an episode, and
+a rollout for learning must consist of whole episodes.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from espalier_lab.scheduling.learners.rollout import Rollout, Seen
 
 
 class Recurrent(nn.Module, ABC):
-    """A network with a state for each episode; where it does not remember, all is as at the beginning of one."""
+    """A network with a state for each episode; without memory, every step is like the first one of an episode."""
 
     state: Tensor | None = None
-    """Each call advances it; None: nothing is remembered."""
+    """The state, which each call advances; None: there is no memory."""
 
     @abstractmethod
     def begun(self, episodes: int) -> Tensor:
-        """Return the state of this number of episodes of which nothing was seen yet; its shape is the network's own."""
+        """Return the initial state of this number of episodes; its shape depends on the network."""
 
     @abstractmethod
     def unrolled(self, seen: list[Seen]) -> tuple[Tensor, Tensor]:
-        """Return what calls by step would, from the first decision of the episodes on.
+        """Return the results of calls step by step, from the first decision of the episodes on.
 
         Scores are (steps × episodes, columns) and values (steps × episodes, jobs), the episodes of a step together.
         """
@@ -36,7 +36,7 @@ class Recurrent(nn.Module, ABC):
 
 @contextmanager
 def remembering(network: nn.Module, episodes: int) -> Iterator[None]:
-    """Let a recurrent network remember this number of episodes, which begin here; others are left as they are."""
+    """Make a recurrent network remember this number of episodes, which begin here; other networks are unchanged."""
     if not isinstance(network, Recurrent):
         yield
         return
@@ -48,7 +48,7 @@ def remembering(network: nn.Module, episodes: int) -> Iterator[None]:
 
 
 def check_whole(rollout: Rollout) -> None:
-    """Raise ValueError unless all episodes of a rollout are over with its last step, and none before."""
+    """Raise ValueError unless all episodes of a rollout end with its last step, and none before."""
     goes_on = rollout.lives.max(axis=2) > 0
     if goes_on[-1].any() or not goes_on[:-1].all():
         message = (

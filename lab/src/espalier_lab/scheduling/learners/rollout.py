@@ -1,10 +1,10 @@
-"""Decisions of a network in many episodes at once, and what came of each: the same for all environments.
+"""Decisions of a network in many parallel episodes, with their results, the same for all environments.
 
-What is minimised is the time that jobs are there, beyond what they would need at their best speed: the mean completion
-time but for a constant. Each decision is rewarded at once for its effect: giving something earns by how much a job gets
-faster, as a part of its best speed; letting time pass costs the rest, so that the rewards of a period sum up to minus
-what was lost in it (shaping by a potential: Ng, Harada and Russell, ICML 1999). Rewards and values are kept by job, and
-advantages summed up over jobs (generalised advantage estimation: Schulman et al., ICLR 2016).
+The objective is the time that jobs are present beyond their time at their best speed: the mean completion time up to a
+constant. Each decision is rewarded at once for its effect: a gift earns the increase of a job's speed, relative to its
+best speed; passing time costs the rest, so that the rewards of a period sum up to minus its loss (shaping by a
+potential: Ng, Harada and Russell, ICML 1999). Rewards and values are kept by job, and advantages summed over jobs
+(generalised advantage estimation: Schulman et al., ICLR 2016).
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from espalier_lab.scheduling.learned.description import NetworkInputs
 from espalier_lab.scheduling.learners.passed import Chosen, Floats, Passed
 
 Seen = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""What networks take: jobs, options, cluster, present, mask."""
+"""The input of networks: jobs, options, cluster, present, mask."""
 STOP = -1
-"""Stands for "stop", whose column depends on the number of jobs."""
+"""Code for "stop", whose column depends on the number of jobs."""
 
 
 class ParallelEpisodes(Protocol):
-    """Episodes side by side, each followed by the next one; arrays begin with the dimension of episodes."""
+    """Parallel episodes, each followed by the next one; arrays begin with the dimension of episodes."""
 
     @property
     def options(self) -> int:
-        """Number of things that a job can get more of."""
+        """Number of options of a job."""
 
     @property
     def present(self) -> NDArray[np.bool_]:
-        """(episodes, jobs): jobs that have come and are not complete."""
+        """(episodes, jobs): jobs that have arrived and are not complete."""
 
     @property
     def window(self) -> NDArray[np.int64]:
-        """(episodes, width): the job of each row of what is seen; any, as padding."""
+        """(episodes, width): the job of each row of the observation; any, as padding."""
 
     @property
     def opened(self) -> Floats:
-        """What `speed_parts` was when the present slot, or period between two decisions, began."""
+        """Value of `speed_parts` at the beginning of the current slot, or period between two decisions."""
 
     def seen(self) -> tuple[NetworkInputs, NDArray[np.bool_]]:
-        """Return what the network sees of the window, and what can be chosen, (episodes, width × options + 1)."""
+        """Return the network's input for the window, and the mask of choices, (episodes, width × options + 1)."""
 
     def speed_parts(self) -> Floats:
-        """Return (episodes, jobs): the speed of each with what it has, over the best that it could have."""
+        """Return (episodes, jobs): the speed of each with its workers, relative to its best speed."""
 
     def act(self, chosen: Chosen) -> tuple[NDArray[np.int64], Passed]:
-        """Do what was chosen; return the episodes in which time passed, and what that cost. New ones follow."""
+        """Apply the choices; return the episodes in which time passed, with its cost. New ones follow."""
 
     def taught(self, teacher: str) -> Chosen:
-        """Return what a rule chooses."""
+        """Return the choices of a rule."""
 
 
 def tensors(seen: NetworkInputs, mask: NDArray[np.bool_]) -> Seen:
-    """Return what the network takes."""
+    """Return the network's input as tensors."""
     jobs, options, cluster, present = map(torch.from_numpy, (seen.jobs, seen.options, seen.cluster, seen.present))
     return jobs, options, cluster, present, torch.from_numpy(mask)
 
@@ -102,7 +102,7 @@ def columns_of(actions: Tensor, scores: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """So many steps of all episodes; arrays begin with (steps, episodes)."""
+    """Some steps of all episodes; arrays begin with (steps, episodes)."""
 
     seen: list[Seen]
     """By step, and after the last one."""
@@ -111,20 +111,20 @@ class Rollout:
     actions: Tensor
     """Columns, or `STOP`."""
     logs: Tensor
-    """Logarithms of the probabilities with which they were chosen."""
+    """Log probabilities of the actions when they were chosen."""
     about: NDArray[np.int64]
     """The job that got something, or `STOP`."""
     rewards: Floats
     """(steps, episodes, jobs)."""
     lives: Floats
-    """(steps, episodes, jobs): how much what comes after the step counts; 0 for a job that ended."""
+    """(steps, episodes, jobs): weight of everything after the step; 0 for a job that ended."""
     values: Floats
-    """(steps + 1, episodes, jobs): as the network expected."""
+    """(steps + 1, episodes, jobs): expectations of the network."""
     lost: float
-    """What jobs lost, a slot or moment."""
+    """Mean loss of jobs per slot or moment."""
 
     def there(self, step: int) -> NDArray[np.bool_]:
-        """Return (episodes, jobs): jobs that were there. Others are nobody's doing."""
+        """Return (episodes, jobs): jobs that were present. The others are not affected by decisions."""
         found = np.zeros(self.rewards.shape[1:], bool)
         found[np.arange(len(found))[:, None], self.windows[step]] = self.seen[step][3].numpy() > 0
         return found
@@ -134,7 +134,7 @@ class Rollout:
 def collect(
     episodes: ParallelEpisodes, network: nn.Module, steps: int, generator: torch.Generator, *, discount: float
 ) -> Rollout:
-    """Let the network decide, by its probabilities, for this number of steps; `discount` is a slot's."""
+    """Let the network decide, by its probabilities, for this number of steps; `discount` is per slot."""
     count, jobs = episodes.present.shape
     rows = np.arange(count)
     seen: list[Seen] = []
@@ -149,7 +149,7 @@ def collect(
         window = episodes.window
         now = tensors(*episodes.seen())
         scores, value = network(*now)
-        values[step][rows[:, None], window] = value.numpy()  # that of padding is 0
+        values[step][rows[:, None], window] = value.numpy()  # the value of padding is 0
         seen.append(now)
         windows.append(window)
         if step == steps:
@@ -186,16 +186,16 @@ def collect(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimates:
-    """How much better than expected each decision of a rollout was."""
+    """The advantage of each decision of a rollout over its expectation."""
 
     advantages: Tensor
     """(steps, episodes)."""
     returns: list[Tensor]
-    """By step, (episodes, width): of each job."""
+    """Returns of each job by step, (episodes, width)."""
 
 
 def estimated(rollout: Rollout, *, trace: float, others: float) -> Estimates:
-    """Return generalised advantages; the arguments are those of `Settings`."""
+    """Return generalised advantages; the arguments are fields of `LearnerSettings`."""
     steps, count = rollout.about.shape
     rows = np.arange(count)
     advantages, returns = np.zeros((steps, count)), [torch.empty(0)] * steps

@@ -1,4 +1,4 @@
-"""Worker placement under hidden performance: an environment, rules, and a performance model that is learnt over tasks.
+"""Worker placement under hidden performance: an environment, rules, and a performance model learnt over tasks.
 
 Importing this package registers the environment:
 
@@ -8,7 +8,7 @@ Importing this package registers the environment:
     >>> action = environment.action_space.sample(mask=info["action_mask"])
     >>> observation, reward, terminated, truncated, info = environment.step(action)
 
-The version in the name rises with anything that changes what is learnt here.
+The version in the name rises with every change that affects learning here.
 """
 
 from espalier_core.illegal_actions import IllegalActionError
@@ -20,4 +20,4 @@ from espalier_lab.scheduling.seed_split import SeedSplit
 __all__ = ["ENVIRONMENT_ID", "Family", "IllegalActionError", "NoActionError", "PlacementEnvironment", "SeedSplit"]
 
 NoActionError = IllegalActionError
-"""Its name before; it goes with the next release."""
+"""The former name, until the next release."""

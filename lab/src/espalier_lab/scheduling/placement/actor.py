@@ -1,4 +1,4 @@
-"""A network that places by what is observed in `espalier/Placement-v0`, and remembers nothing. In torch."""
+"""A network that places by the observations of `espalier/Placement-v0`, without memory. In torch."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from espalier_lab.scheduling.placement.tasks import KINDS
 
 HIDDEN = 64
 NODE = 1 + KINDS + 2
-"""Numbers that are observed of a node."""
+"""Number of features of a node."""
 JOB = KINDS + 2
-"""Numbers that are known of a job."""
+"""Number of features of a job."""
 _CANDIDATE, _CLUSTER = 3, 2
-"""Summaries of nodes of which a candidate is described, and the cluster valued."""
+"""Number of node summaries that describe a candidate, and that value the cluster."""
 
 
 class Actor(nn.Module):
-    """Scores candidates by the job and by their nodes, and values the cluster. Nodes are alike to it.
+    """Scores candidates by the job and their nodes, and values the cluster. It treats nodes alike.
 
-    A candidate is described by the mean and the maximum of what is observed of its nodes, by the mean weighted by its
-    workers, and by the number of nodes and the part of a node's GPUs that it takes at most.
+    A candidate is described by the mean and the maximum of its nodes' features, by the mean weighted by its workers, by
+    the number of nodes and by the largest part of a node's GPUs that it takes.
     """
 
     def __init__(self, racks: int, rack_nodes: int, seed: int = 0, *, state: int = 0) -> None:
-        """Draw weights by this seed; nodes are in racks of `rack_nodes`.
+        """Draw weights from this seed; nodes are in racks of `rack_nodes`.
 
-        Of each node `state` more numbers are known, last; the weights for them begin at 0.
+        Each node has `state` more features, at the end; their weights begin at 0.
         """
         super().__init__()
         self._racks, self._rack_nodes = racks, rack_nodes
@@ -37,7 +37,7 @@ class Actor(nn.Module):
             self.score = _layers(JOB + _CANDIDATE * node + 3)
             self.value = _layers(JOB + _CLUSTER * node)
         with torch.no_grad():
-            _linear(self.score, -1).weight.mul_(0.01)  # it begins without preferences
+            _linear(self.score, -1).weight.mul_(0.01)  # initially it has no preferences
             for layers, nodes in ((self.score, _CANDIDATE), (self.value, _CLUSTER)):
                 read = _linear(layers, 0).weight[:, JOB : JOB + nodes * node]
                 read.view(-1, nodes, node)[..., NODE:] = 0
@@ -45,13 +45,13 @@ class Actor(nn.Module):
     def forward(
         self, jobs: Tensor, options: Tensor, cluster: Tensor, present: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return scores (episodes, candidates + 1) and the value (episodes, 1), of what `PlacementEpisodes` shows."""
+        """Return scores (episodes, candidates + 1) and the value (episodes, 1), from `PlacementEpisodes`' input."""
         value = self.value(torch.cat([jobs[:, 0], cluster.mean(1), cluster.amax(1)], dim=-1))
         return self.scored(self.described(jobs, options, cluster, present, mask), mask), value * present
 
     def described(self, jobs: Tensor, options: Tensor, cluster: Tensor, present: Tensor, mask: Tensor) -> Tensor:
-        """Return (candidates of all episodes, features): of those that there are alone, one episode after the other."""
-        del present  # there is a job
+        """Return (candidates of all episodes, features) without padding, one episode after the other."""
+        del present  # there is always a job
         row, column = mask[:, :-1].nonzero(as_tuple=True)
         taken, nodes = options[row, 0, column], cluster[row]  # (n, nodes), (n, nodes, features)
         on = (taken > 0).float()
@@ -71,7 +71,7 @@ class Actor(nn.Module):
         )
 
     def scored(self, described: Tensor, mask: Tensor) -> Tensor:
-        """Return the scores of what `described` returned."""
+        """Return the scores of the result of `described`."""
         return torch.full(mask.shape, MASKED).masked_scatter(mask, self.score(described)[:, 0])
 
 

@@ -1,10 +1,10 @@
-"""What is believed of the performance of a cluster: a Gaussian over its parameters, updated by what trainers measure.
+"""A belief about the performance of a cluster: a Gaussian over its parameters, updated by trainers' measurements.
 
 The parameters are logarithms: the slowness of each node, the sensitivity and the pressure of each kind of model
 (interference is the product of the two: rank 1), and the bandwidths of network cards and uplinks. A measurement is the
-formula of `performance` with noise; the update is an extended Kalman filter's (linear at the present mean; the node or
-link that is the slowest at the mean is taken for the one that was measured). Parameters drift back to the prior with
-time (an Ornstein-Uhlenbeck process): so it follows a cluster that changes.
+formula of `performance` with noise; the update is an extended Kalman filter's (linear at the present mean; the
+measurement is attributed to the slowest node or link at the mean). Parameters drift back to the prior over time (an
+Ornstein-Uhlenbeck process), so that it follows a changing cluster.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is believed of a cluster before anything was measured on it; nodes are alike."""
+    """The belief about a cluster before any measurement; nodes are alike."""
 
     slowness: tuple[float, float]
     """Mean and variance of the logarithm, for each node."""
     rest: Floats
     """Means of sensitivity (kinds), pressure (kinds), and the two bandwidths."""
     covariance: Floats
-    """Of these."""
+    """Covariance of these."""
 
     def mean(self, nodes: int) -> Floats:
         """Return the mean of all parameters."""
@@ -47,13 +47,13 @@ class Prior:
 
 
 def wide_prior() -> Prior:
-    """Return what somebody would assume who has seen no cluster: all kinds alike, and little is certain."""
+    """Return the assumption of somebody who has seen no cluster: all kinds alike, with little certainty."""
     rest = np.concatenate([np.full(KINDS, -0.3), np.full(KINDS, -0.3), [np.log(6e9), np.log(6e9)]])
     return Prior((0.15, 0.3**2), rest, np.diag([0.8**2] * (2 * KINDS) + [0.6**2, 0.6**2]))
 
 
 class Belief:
-    """A belief on one cluster; also a `Performance`: that of its mean."""
+    """A belief about one cluster; also a `Performance`, of its mean."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Belief:
     ) -> None:
         """Begin at `prior`.
 
-        `memory_seconds` is the time after which 1/e is left of what was measured; `noise` the standard deviation of the
-        logarithm of a measurement, with what the formula leaves out.
+        `memory_seconds` is the time after which 1/e of a measurement is left; `noise` is the standard deviation of a
+        measurement's logarithm, including the error of the formula.
         """
         self._nodes, self._memory, self._variance = nodes, memory_seconds, noise**2
         self._prior_mean, self._prior_covariance = prior.mean(nodes), prior.full_covariance(nodes)
@@ -77,19 +77,19 @@ class Belief:
     # ---- the performance of the mean
 
     def slowness(self, node: int) -> float:
-        """How many times as long as on an ideal node a step takes."""
+        """Return the factor on the duration of a step relative to an ideal node."""
         return self._slowness[node]
 
     def interference(self, kind: int, other: int) -> float:
-        """By what part a step of `kind` takes longer when `other` has all GPUs of its node."""
+        """Return the relative slowdown of `kind` if `other` has all GPUs of its node."""
         return self._interference[kind][other]
 
     def nic_bytes(self) -> float:
-        """Bytes a second through a network card."""
+        """Return the bytes per second through a network card."""
         return self._bandwidths[0]
 
     def uplink_bytes(self) -> float:
-        """Bytes a second through the uplink of a rack."""
+        """Return the bytes per second through the uplink of a rack."""
         return self._bandwidths[1]
 
     def _tell(self) -> None:
@@ -102,7 +102,7 @@ class Belief:
     # ---- learning
 
     def pass_to(self, now: float) -> None:
-        """Let time pass: what was measured counts less."""
+        """Let time pass: measurements lose weight."""
         if now > self._now:
             kept = float(np.exp((self._now - now) / self._memory))
             self._now = now
@@ -111,14 +111,14 @@ class Belief:
             self._tell()
 
     def take_slowness(self, slowness: Floats) -> None:
-        """Take how slow each node is, (nodes) logarithms, for certain."""
+        """Set the slowness of each node, (nodes) logarithms, for certain."""
         nodes = self._nodes
         self.mean[:nodes] = slowness
         self.covariance[:nodes] = self.covariance[:, :nodes] = 0.0
         self._tell()
 
     def learn(self, occupancy: Occupancy, name: str, placed: PlacedJob, measured: PlacedStepTime) -> None:
-        """Take in what was measured of a step of a job."""
+        """Update the belief by the measurement of a job's step."""
         worst = slowdown(self, occupancy, name, placed)
         ratio = measured.compute / kinds()[placed.kind].compute_seconds
         self._update(self.compute_gradient(occupancy, name, placed, worst), float(np.log(ratio / worst.ratio)))
@@ -134,7 +134,7 @@ class Belief:
         self.covariance = self.covariance - np.outer(spread, spread) / variance
 
     def compute_gradient(self, occupancy: Occupancy, name: str, placed: PlacedJob, worst: Slowdown) -> Floats:
-        """Return the derivative of the logarithm of the slowdown by the parameters."""
+        """Return the derivative of the slowdown's logarithm with respect to the parameters."""
         gradient = np.zeros(len(self.mean))
         gradient[worst.node] = 1.0
         for other, (theirs, count) in occupancy.on_node[worst.node].items():

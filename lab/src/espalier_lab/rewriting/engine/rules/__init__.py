@@ -1,4 +1,4 @@
-"""The rules, each in a file of its own; its place in `RULES` is its number in the environment."""
+"""The rules, one per file; the place in `RULES` is the number in the environment."""
 
 from __future__ import annotations
 

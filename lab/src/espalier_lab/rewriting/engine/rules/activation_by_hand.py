@@ -1,4 +1,4 @@
-"""GELU (by erf or tanh) and SiLU written out: torch's own."""
+"""GELU (by erf or tanh) and SiLU written out: replaced by torch's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from espalier_lab.rewriting.engine.graph import OpGraph
 from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule, at_anchor, scalar_of
 
 _EXACT = 1e-12
-"""A constant that is written less exactly than this is another function."""
+"""Tolerance of a written constant; beyond it, the function is another one."""
 
 _CUBE, _CUBIC = 3, 0.044715
 
@@ -47,7 +47,7 @@ def _near(one: float, other: float) -> bool:
 
 
 def _factors(graph: OpGraph, name: str, top: str, depth: int = 3) -> tuple[float, tuple[str, ...]]:
-    """Return a product as a number and tensors; a part of it that others read as well is one tensor."""
+    """Return a product as a number and tensors; a factor with other readers counts as one tensor."""
     node = graph.nodes[name]
     if depth == 0 or node.operator not in ("mul", "div"):
         return 1.0, (name,)

@@ -41,7 +41,7 @@ def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:
 
 
 def _fits(graph: OpGraph, steps: list[str], query: OpNode) -> bool:
-    """Return whether attention computes in its own order what `steps` do, from the softmax back to the scores.
+    """Return whether attention computes `steps`, from the softmax back to the scores, in its own order.
 
     It scales first, and then applies at most one mask, of the query's type.
     """
@@ -55,7 +55,7 @@ def _fits(graph: OpGraph, steps: list[str], query: OpNode) -> bool:
 
 
 def _is_taken(graph: OpGraph, node: OpNode) -> bool:
-    """Return whether attention can take a step between the scores and their softmax."""
+    """Return whether attention supports a step between the scores and their softmax."""
     if node.operator in ("mul", "div"):
         return node.get("scalar") is not None
     if node.operator == "masked_fill":

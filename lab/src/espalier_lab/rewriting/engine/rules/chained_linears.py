@@ -1,4 +1,4 @@
-"""linear(linear(x)) with nothing between them: one layer by W₂ W₁. It gains where the middle is wide."""
+"""linear(linear(x)) without anything between them: one layer by W₂ W₁. It gains where the middle is wide."""
 
 from __future__ import annotations
 

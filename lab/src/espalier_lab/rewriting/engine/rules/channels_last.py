@@ -1,4 +1,4 @@
-"""Images whose channels lie together in memory; the layers after it keep the layout, up to one that draws numbers."""
+"""Images with their channels together in memory; later layers keep the layout, up to one that draws random numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _rewrite(graph: OpGraph, location: Location) -> OpGraph:
 
 
 def _draw_as_before(graph: OpGraph, edit: GraphEdit, name: str) -> None:
-    """Let a node that draws random numbers read what lies in memory as before: then it draws the same."""
+    """Give a node that draws random numbers an input in the old layout, so that it draws the same."""
     for one, before in zip(edit.node(name).inputs, graph.nodes[name].inputs, strict=True):
         if edit.node(one).meta != graph.nodes[before].meta:
             first = edit.add("channels_first", [one])

@@ -1,4 +1,4 @@
-"""Two nodes that compute the same of the same inputs: compute it once."""
+"""Two nodes with the same computation on the same inputs: compute it once."""
 
 from __future__ import annotations
 

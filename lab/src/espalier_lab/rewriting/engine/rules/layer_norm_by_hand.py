@@ -34,7 +34,7 @@ def _rewrite(graph: OpGraph, location: Location) -> OpGraph:
 
 
 def _over_last(graph: OpGraph, name: str, operator: str) -> str | None:
-    """Return what a node takes the mean or variance of along its last dimension, which stays; None for another node."""
+    """Return the input of a mean or variance along the last dimension, which is kept; None for another node."""
     node = graph.nodes[name]
     if node.operator != operator or not node.get("keepdim"):
         return None

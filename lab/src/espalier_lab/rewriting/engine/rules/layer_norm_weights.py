@@ -8,7 +8,7 @@ from espalier_lab.rewriting.engine.graph import OpGraph
 from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule, at_anchor, only_for
 
 _WEIGHTS = {"mul": 1, "add": 2}
-"""Inputs of a norm that a product, or a sum, may still be taken into."""
+"""Number of inputs of a norm that can still absorb a product, or a sum."""
 
 
 def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:

@@ -10,7 +10,7 @@ from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule, only
 
 
 def is_pointwise(graph: OpGraph, node: OpNode) -> bool:
-    """Return whether a node is a convolution that looks at one pixel, once."""
+    """Return whether a node is a convolution that reads one pixel, once."""
     return (
         node.operator == "conv2d"
         and node.is_images

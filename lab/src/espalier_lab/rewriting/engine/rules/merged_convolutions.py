@@ -9,7 +9,7 @@ from espalier_lab.rewriting.engine.rules.merging import merged
 from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule, mergeable
 
 _CHANNELS = 3
-"""Place of the channels, counted from the last dimension, whether there is a batch or not."""
+"""Place of the channels, counted from the last dimension, with or without a batch."""
 
 
 def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:

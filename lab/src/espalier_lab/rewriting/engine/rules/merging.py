@@ -1,4 +1,4 @@
-"""Layers that read the same tensor, as one layer whose weights are put together in the forward."""
+"""Layers that read the same tensor, merged into one layer whose weights are concatenated in the forward."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from espalier_lab.rewriting.engine.rules.rule import Location
 
 
 def merged(graph: OpGraph, location: Location, dim: int) -> OpGraph:
-    """Return the graph with the layers of `location` as one, of whose output each user reads a part along `dim`.
+    """Return the graph with the layers of `location` merged; each user reads a part of the output along `dim`.
 
-    The weights and biases that are put together lie along their first dimension.
+    Weights and biases are concatenated along their first dimension.
     """
     layers = [graph.nodes[name] for name in location]
     first = layers[0]

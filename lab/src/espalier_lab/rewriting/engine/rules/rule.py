@@ -1,4 +1,4 @@
-"""What a rule is: where it holds, and what it puts there."""
+"""The structure of a rule: the places where it applies, and its replacement."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from espalier_lab.rewriting.engine.editing import GraphEdit
 from espalier_lab.rewriting.engine.graph import OpGraph, OpNode
 
 BIAS: Final = 2
-"""Which input of a convolution or a linear layer is its bias, if it has one."""
+"""Index of the bias among the inputs of a convolution or a linear layer, if it has one."""
 
 Location = tuple[str, ...]
-"""The nodes that a rule takes together, its anchor first."""
+"""The nodes that a rule replaces together, its anchor first."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteRule:
-    """One way to compute the same otherwise; it never changes a parameter."""
+    """An equivalent computation; it never changes a parameter."""
 
     name: str
     source: str
-    """Where the rewrite is described."""
+    """Reference for the rewrite."""
     anchors: frozenset[str]
-    """Operators of the node that a match is looked for at."""
+    """Operators of the node at which a match is searched."""
     reach: int
-    """Nodes on the longest way from an anchor to a node that a match depends on."""
+    """Maximum distance, in nodes, from an anchor to a node that a match depends on."""
     find: Callable[[OpGraph, str], Iterable[Location]]
     """Yields the locations at an anchor, always in the same order."""
     rewrite: Callable[[OpGraph, Location], OpGraph]
@@ -36,7 +36,7 @@ class RewriteRule:
 
 
 def weights_alone(graph: OpGraph, name: str, depth: int = 6) -> bool:
-    """Return whether a node is computed from parameters and constants alone."""
+    """Return whether a node is computed only from parameters and constants."""
     node = graph.nodes[name]
     if node.operator in ("parameter", "constant"):
         return True
@@ -46,22 +46,22 @@ def weights_alone(graph: OpGraph, name: str, depth: int = 6) -> bool:
 
 
 def only_for(graph: OpGraph, name: str, user: str) -> bool:
-    """Return whether `user` alone reads `name`, so that it goes with it."""
+    """Return whether only `user` reads `name`, so that it disappears with it."""
     return graph.users[name] == (user,)
 
 
 def at_anchor(graph: OpGraph, anchor: str, operator: str, inputs: tuple[str, ...], **settings: Hashable) -> OpGraph:
-    """Return the graph that computes `operator` in the place of `anchor`."""
+    """Return the graph with `operator` in the place of `anchor`."""
     edit = GraphEdit(graph, anchor)
     edit.replace(anchor, edit.add(operator, inputs, **settings))
     return edit.done()
 
 
 def mergeable(graph: OpGraph, anchor: str, alike: Callable[[OpNode, OpNode], bool], dim: int) -> Location | None:
-    """Return the nodes that read what `anchor` reads first and are `alike`, if there are others and it is the first.
+    """Return the `alike` nodes with the first input of `anchor`, if there are others and `anchor` comes first.
 
-    Their other inputs are weights alone, so that none of the nodes needs another, and their users can read a part
-    along `dim` of one tensor.
+    Their other inputs are only weights, so the nodes are independent, and their users can read a part along `dim` of
+    one tensor.
     """
     first = graph.nodes[anchor]
     found = []
@@ -74,7 +74,7 @@ def mergeable(graph: OpGraph, anchor: str, alike: Callable[[OpNode, OpNode], boo
         if not all(_takes_a_part(graph.nodes[user], node.shape, dim) for user in graph.users[name]):
             continue
         if (node.order, name) < (first.order, anchor):
-            return None  # that one is the anchor
+            return None  # another node is the anchor
         found.append((node.order, name))
     names = tuple(name for _, name in sorted(found))
     return names if len(names) > 1 and anchor in names else None
@@ -83,7 +83,7 @@ def mergeable(graph: OpGraph, anchor: str, alike: Callable[[OpNode, OpNode], boo
 def _takes_a_part(user: OpNode, shape: tuple[int, ...], dim: int) -> bool:
     """Return whether a node can read a tensor of this shape that is a part, along `dim`, of a larger one.
 
-    A view may not span the gaps between its rows, and what changes one part in place spoils the others' gradients.
+    A view may not span the gaps between its rows, and a change of one part in place spoils the others' gradients.
     """
     if user.get("in_place"):
         return False
@@ -98,11 +98,11 @@ def _takes_a_part(user: OpNode, shape: tuple[int, ...], dim: int) -> bool:
 
 
 _VIEWS: Final = ("view", "view_as", torch.ops.aten.view.default)
-"""Methods and operators that are refused where memory does not allow for a view."""
+"""Methods and operators that fail if memory does not allow a view."""
 
 
 def scalar_of(graph: OpGraph, name: str, operator: str) -> tuple[str, float] | None:
-    """Return the tensor and the number of a node that computes `operator` of both, None for any other node."""
+    """Return the tensor and the number of a node that computes `operator` of both; None for any other node."""
     node = graph.nodes[name]
     scalar = node.get("scalar")
     return (node.inputs[0], scalar) if node.operator == operator and scalar is not None else None

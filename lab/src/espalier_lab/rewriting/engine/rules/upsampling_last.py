@@ -1,4 +1,4 @@
-"""A 1×1 convolution of an enlarged image: enlarge what it returns instead."""
+"""A 1×1 convolution of an enlarged image: enlarge its output instead."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A world model of rewriting (Ha and Schmidhuber 2018), and a controller that learns in its dream: a study.
+"""A study of a world model of rewriting (Ha and Schmidhuber 2018), and of a controller that learns in its dream.
 
-Symbolic rewrites take a millisecond, so that a dream cannot win by speed. What it can save are steps of the real
-environment: those that are recorded are all that it costs.
+Symbolic rewrites take a millisecond, so that a dream cannot win by speed. It can save steps of the real environment: it
+only needs the recorded ones.
 
 >>> episodes = record(environment, steps=1000, seed=0)
 >>> world = learn_world(episodes, WorldSettings(), seed=0)

@@ -1,4 +1,4 @@
-"""The real environment, as the controller of a dream knows it."""
+"""The real environment, with the interface of a dream for the controller."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from espalier_lab.rewriting.learned.seen import GraphObservation
 
 
 class Awake(gymnasium.Wrapper[Any, Action, Any, Action]):
-    """Real steps, masks and rewards; z_t is seen, and h remembers what was seen and done."""
+    """Real steps, masks and rewards; z_t is observed, and h remembers observations and actions."""
 
     def __init__(self, environment: RewritesEnvironment, world: World) -> None:
         """Wrap an environment."""
@@ -24,7 +24,7 @@ class Awake(gymnasium.Wrapper[Any, Action, Any, Action]):
         self.observation_space = mind_space()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Known, dict[str, Any]]:
-        """Begin with the graph of the model as it is."""
+        """Begin with the graph of the original model."""
         observation, info = self._real.reset(seed=seed, options=options)
         self._mind = Mind(self.world, self.world.vision.latents([GraphObservation.of(observation, info)])[0])
         return self._mind.known(), info

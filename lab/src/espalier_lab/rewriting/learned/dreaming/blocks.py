@@ -17,7 +17,7 @@ from espalier_lab.rewriting.learned.rollout import RewriteEpisode
 from espalier_lab.rewriting.learned.seen import GraphObservation
 
 ACTION_SIZE: Final = STOP + 1 + LOCATIONS
-"""Numbers of an action: its rule and its location, one-hot."""
+"""Size of an encoded action: its rule and its location, one-hot."""
 
 
 def coded(actions: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def coded(actions: Tensor) -> Tensor:
 
 
 def mask_of(seen: GraphObservation) -> Tensor:
-    """Return 1 where a rule holds: (`STOP`, `LOCATIONS`)."""
+    """Return 1 where a rule applies: (`STOP`, `LOCATIONS`)."""
     mask = torch.zeros(STOP, LOCATIONS)
     mask[seen.rules, seen.places] = 1
     return mask
@@ -42,15 +42,15 @@ class EpisodeBlock:
     rewards: Tensor
     """(E, T)."""
     masks: Tensor
-    """(E, T, `STOP`, `LOCATIONS`): where rules hold after each step."""
+    """(E, T, `STOP`, `LOCATIONS`): the places where rules apply after each step."""
     ends: Tensor
     """(E, T): 1 where a step ended its episode."""
     played: Tensor
-    """(E, T), boolean: the steps that there were."""
+    """(E, T), boolean: the steps that were played."""
 
     @staticmethod
     def of(episodes: Sequence[RewriteEpisode[GraphObservation]]) -> EpisodeBlock:
-        """Put episodes together; none may be empty."""
+        """Combine episodes; none may be empty."""
         lengths = torch.tensor([len(one.actions) for one in episodes])
         steps = torch.arange(int(lengths.max()))
         return EpisodeBlock(

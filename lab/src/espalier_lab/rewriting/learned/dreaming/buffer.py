@@ -1,4 +1,4 @@
-"""Episodes of a random policy in the real environment: all that a world model is learnt from."""
+"""Episodes of a random policy in the real environment, the only data for a world model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from espalier_lab.rewriting.learned.rollout import RewriteEpisode, play
 from espalier_lab.rewriting.learned.seen import GraphObservation
 
 STOPPING: Final = 0.05
-"""Probability that a random walk stops before a rewrite, so that a world model sees what stopping does."""
+"""Probability that a random walk stops before a rewrite, so that a world model sees the effect of stopping."""
 
 
 class Uniform(LearnablePolicy[GraphObservation]):
-    """Draws any rewrite that holds with the same probability, and stops where none does."""
+    """Draws any applicable rewrite with the same probability, and stops if there is none."""
 
     def __init__(self, stopping: float = STOPPING) -> None:
         """Stop with a probability before each rewrite."""
@@ -30,7 +30,7 @@ class Uniform(LearnablePolicy[GraphObservation]):
         return GraphObservation.of(observation, info)
 
     def scores(self, seen: Sequence[GraphObservation]) -> Scores:
-        """Score the actions of graphs; nothing is expected of them."""
+        """Score the actions of graphs; expected returns are 0."""
         matches = [len(one.rules) for one in seen]
         chances = torch.zeros(len(seen), 1 + max(matches))
         for row, count in enumerate(matches):
@@ -46,7 +46,7 @@ def record(
     policy, generator = policy or Uniform(), torch.Generator().manual_seed(seed)
     episodes: list[RewriteEpisode[GraphObservation]] = []
     while (missing := steps - sum(len(one.actions) for one in episodes)) > 0:
-        # No more episodes side by side than can be missing.
+        # Play no more episodes side by side than can be missing.
         count = min(8, -(-missing // environment.horizon))
         episodes += play([copy.copy(environment) for _ in range(count)], policy, generator)
     return episodes

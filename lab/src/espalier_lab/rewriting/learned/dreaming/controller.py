@@ -1,4 +1,4 @@
-"""C of the world model: a policy that decides by z_t and h alone."""
+"""C of the world model: a policy that decides by z_t and h only."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _HIDDEN: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """What is known before a decision. Action 1 + `LOCATIONS` · rule + location is a rewrite; 0 stops."""
+    """The input of a decision. Action 1 + `LOCATIONS` · rule + location is a rewrite; 0 stops."""
 
     known: Known
     """(`MIND_SIZE`,)."""
     mask: NDArray[np.bool_]
-    """(`STOP`, `LOCATIONS`): where rules hold."""
+    """(`STOP`, `LOCATIONS`): the places where rules apply."""
 
     def action(self, number: int) -> Action:
-        """Return an action as the environment takes it."""
+        """Return an action in the environment's form."""
         return np.array((STOP, 0) if number == 0 else divmod(number - 1, LOCATIONS), dtype=np.int64)
 
 
@@ -47,7 +47,7 @@ class Controller(LearnablePolicy[Thought]):
         self.critic = nn.Sequential(nn.Linear(MIND_SIZE, _HIDDEN), nn.Tanh(), nn.Linear(_HIDDEN, 1))
 
     def read(self, observation: Any, info: dict[str, Any]) -> Thought:
-        """Return what is known, and the mask without that of stopping."""
+        """Return the input, and the mask without the entry for stopping."""
         return Thought(observation, info["location_mask"][:STOP].astype(np.bool_))
 
     def scores(self, seen: Sequence[Thought]) -> Scores:
@@ -69,7 +69,7 @@ def learn_controller(
 ) -> Controller:
     """Learn a controller in a dream, or in the real environment; the same seed gives the same one.
 
-    Raises `espalier_agent.learners.learning.LearningError` where the loss is not finite.
+    Raise `espalier_agent.learners.learning.LearningError` if the loss is not finite.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -79,6 +79,6 @@ def learn_controller(
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return the log softmax over the last dimension of what the mask has; finite where it has nothing."""
+    """Return the log softmax over the last dimension within the mask; finite if the mask is empty."""
     lowest = torch.finfo(scores.dtype).min
     return torch.log_softmax(scores.masked_fill(~mask, lowest), dim=-1)

@@ -1,4 +1,4 @@
-"""How far a world model foretells episodes that it was not learnt from."""
+"""The accuracy of a world model's predictions on episodes that it was not learnt from."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Judged:
     """Shares over all steps; 1 is best."""
 
     rewards: float
-    """Of the variance of the rewards that is foretold (R²); negative where the mean reward would foretell better."""
+    """Share of the variance of the rewards that is predicted (R²); negative if the mean reward would predict better."""
     masks: float
-    """Steps after which all places of all rules are foretold."""
+    """Share of steps after which all places of all rules are predicted."""
     offered: float
-    """Of the rewrites that are offered by the foretold mask or hold, those that are both (Jaccard's index)."""
+    """Overlap of the rewrites in the predicted and in the real mask (Jaccard's index)."""
     ends: float
-    """Steps of which is foretold whether they end the episode."""
+    """Share of steps with a correct prediction of the end of the episode."""
 
 
 def judged(world: World, episodes: Sequence[RewriteEpisode[GraphObservation]], *, dreaming: bool) -> Judged:
-    """Foretell the steps of recorded actions, each from the real z_t, or `dreaming`: from the z that was foretold."""
+    """Predict the steps of recorded actions, each from the real z_t, or if `dreaming` from the predicted z."""
     block, latents = EpisodeBlock.of(episodes), world.latents(episodes)
     masks, rewards, ends = [], [], []
     latent, state = latents[:, :1], None

@@ -1,4 +1,4 @@
-"""M of the world model: an LSTM that foretells the next state, the reward, where rules hold, and the end."""
+"""M of the world model: an LSTM that predicts the next state, the reward, the applicable rules, and the end."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from espalier_lab.rewriting.learned.environment import LOCATIONS, STOP
 
 HIDDEN: Final = 256
 GAUSSIANS: Final = 8
-"""Both as in the thesis."""
+"""Sizes of the thesis."""
 
 _LEAST: Final = 0.03
-"""Smallest standard deviation: rewriting is deterministic, and a likelihood may otherwise grow without bound."""
+"""Minimum standard deviation: rewriting is deterministic, so a likelihood could otherwise grow without bound."""
 
 State = tuple[Tensor, Tensor]
 """h and c of the LSTM, each (1, B, `HIDDEN`)."""
@@ -26,14 +26,14 @@ State = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Foretold:
-    """What follows T steps of B episodes."""
+    """The predictions for T steps of B episodes."""
 
     latents: Mixture
     """Over z_{t+1}: places (B, T)."""
     rewards: Tensor
-    """(B, T), in the unit that the memory was learnt in."""
+    """(B, T), in the unit of the memory's training."""
     masks: Tensor
-    """(B, T, `STOP`, `LOCATIONS`): logits of where rules hold."""
+    """(B, T, `STOP`, `LOCATIONS`): logits of the places where rules apply."""
     ends: Tensor
     """(B, T): logits of the end of the episode."""
 
@@ -42,7 +42,7 @@ class Memory(nn.Module):
     """P(z_{t+1}, r_t, masks, end | z_t, a_t, h_{t-1}): the MDN-RNN of Ha and Schmidhuber (2018).
 
     They learn z and, in one of their two worlds, the end. The reward and the masks are of this environment: without
-    foretold masks, a dream would have to ask the real environment at each step which actions hold.
+    predicted masks, a dream would need the real environment's legal actions at each step.
     """
 
     def __init__(self) -> None:
@@ -58,12 +58,12 @@ class Memory(nn.Module):
         self.ends = nn.Linear(features, 1)
 
     def forward(self, latents: Tensor, actions: Tensor, state: State | None = None) -> tuple[Foretold, State]:
-        """Foretell what follows z_t (B, T, `LATENT`) and actions (B, T, `ACTION_SIZE`), and remember them."""
+        """Predict the result of z_t (B, T, `LATENT`) and actions (B, T, `ACTION_SIZE`), and remember them."""
         inputs = torch.cat([latents, actions], dim=-1)
         hidden, state = self.lstm(inputs, state)
-        # That an action stops, say, need not pass the gates of the LSTM first.
+        # Facts such as a stopping action bypass the gates of the LSTM.
         features = torch.cat([hidden, inputs], dim=-1)
-        # A rewrite changes little of a graph: so a Gaussian tells a move from z_t.
+        # A rewrite changes a graph little, so a Gaussian describes the move from z_t.
         moves, scales = (head(features).unflatten(-1, (GAUSSIANS, LATENT)) for head in (self.moves, self.scales))
         mixture = Mixture(
             self.weights(features), latents[..., None, :] + moves, _LEAST + nn.functional.softplus(scales)

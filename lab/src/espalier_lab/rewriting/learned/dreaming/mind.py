@@ -1,4 +1,4 @@
-"""What the controller knows, in a dream and awake: z_t, and what the memory holds."""
+"""The controller's input, in a dream and awake: z_t, and the state of the memory."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from espalier_lab.rewriting.learned.dreaming.world import World
 from espalier_lab.rewriting.learned.environment import Action
 
 MIND_SIZE: Final = LATENT + HIDDEN
-"""Numbers of a mind: z_t, then h."""
+"""Size of a mind: z_t, then h."""
 
 Known = NDArray[np.float32]
 
 
 def mind_space() -> spaces.Space[Known]:
-    """Return the space of what is known."""
+    """Return the space of this input."""
     # Gymnasium types a Box as a space of any numbers.
     return cast("spaces.Space[Known]", spaces.Box(-np.inf, np.inf, (MIND_SIZE,), np.float32))
 
@@ -32,13 +32,13 @@ class Mind:
     """The state of one episode: z_t (`LATENT`,) and the memory of the steps before."""
 
     def __init__(self, world: World, latent: Tensor) -> None:
-        """Begin with a graph, and remember nothing."""
+        """Begin with a graph and an empty memory."""
         self._memory = world.memory
         self._state: State = (torch.zeros(1, 1, HIDDEN), torch.zeros(1, 1, HIDDEN))
         self.latent = latent
 
     def foretold(self, action: Action) -> Foretold:
-        """Remember an action, and return what is to follow: places (1, 1)."""
+        """Remember an action, and return the prediction of its result: places (1, 1)."""
         with torch.no_grad():
             foretold, self._state = self._memory(
                 self.latent[None, None], coded(torch.from_numpy(action))[None, None], self._state

@@ -15,7 +15,7 @@ class Mixture:
     """K Gaussians with diagonal covariances over L numbers, for each of some places (...)."""
 
     logits: Tensor
-    """(..., K): of the weights."""
+    """(..., K): logits of the weights."""
     means: Tensor
     """(..., K, L)."""
     scales: Tensor
@@ -32,7 +32,7 @@ class Mixture:
         """Return the mixture at temperature τ > 0: weights ∝ exp(logit / τ), scales · √τ.
 
         As Ha and Schmidhuber (2018, arXiv:1803.10122, on the MDN-RNN) after Ha and Eck (2017, arXiv:1704.03477). Below
-        1, what is probable becomes more so; above 1, the model is less sure than it has learnt to be.
+        1, probable values become more probable; above 1, the model is less certain than learnt.
         """
         return Mixture(self.logits / temperature, self.means, self.scales * math.sqrt(temperature))
 

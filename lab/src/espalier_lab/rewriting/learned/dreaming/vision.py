@@ -1,4 +1,4 @@
-"""V of the world model: a graph as a few numbers, which hold what a world model must know of it."""
+"""V of the world model: a graph as a few numbers, with the information that a world model needs."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from espalier_lab.rewriting.learned.environment import LOCATIONS, STOP
 from espalier_lab.rewriting.learned.seen import WHOLE_FEATURES, Batch, GraphObservation
 
 LATENT: Final = 32
-"""Numbers of a graph, as in the thesis."""
+"""Size of z, as in the thesis."""
 
 _HIDDEN: Final = 64
 _CHUNK: Final = 256
 
 
 class Vision(GraphEncoder):
-    """The encoder that PPO learns with, and heads that tell from z_t what it must hold.
+    """The encoder of PPO, with heads that predict the required contents of z_t.
 
-    Ha and Schmidhuber (2018) learn V as an autoencoder. 32 numbers do not hold a graph; so the heads predict what
-    the rest of the model asks for: where rules hold, the cost and size of the graph, and the reward of an action. It is
-    learnt before the memory and then stays: were both learnt together, the likelihood of z_{t+1} would be largest for
-    a z that says nothing. An encoder that PPO has learnt would have cost steps of the real environment.
+    Ha and Schmidhuber (2018) learn V as an autoencoder. 32 numbers cannot store a graph, so the heads predict the needs
+    of the rest of the model: applicable rules, the cost and size of the graph, and the reward of an action. It is
+    learnt before the memory and then fixed: if both were learnt together, the likelihood of z_{t+1} would be largest
+    for an empty z. An encoder learnt by PPO would have cost steps of the real environment.
     """
 
     def __init__(self) -> None:
         """Initialise with torch's defaults from the global generator."""
         super().__init__()
         self.narrow = nn.Linear(WHOLE_SIZE, LATENT)
-        # Of variance 1 over the graphs that were recorded: the spread that the Gaussians of the memory begin with.
+        # Variance 1 over the recorded graphs, the initial spread of the memory's Gaussians.
         self.scale = nn.BatchNorm1d(LATENT, affine=False)
         self.masks = nn.Linear(LATENT, STOP * LOCATIONS)
         self.whole = nn.Linear(LATENT, WHOLE_FEATURES)
@@ -51,7 +51,7 @@ class Vision(GraphEncoder):
         return torch.cat(parts)
 
     def predicted(self, latents: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what z_t and actions (B, `ACTION_SIZE`) tell.
+        """Return the predictions from z_t and actions (B, `ACTION_SIZE`).
 
         Logits of the masks (B, `STOP`, `LOCATIONS`), the numbers of the whole graph (B, `WHOLE_FEATURES`), and the
         rewards (B,).

@@ -1,4 +1,4 @@
-"""A world model, learnt from recorded episodes: first what is seen, then what follows."""
+"""A world model, learnt from recorded episodes: first V, then M."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from espalier_lab.rewriting.learned.seen import Batch, GraphObservation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSettings:
-    """How a world model is learnt."""
+    """Hyperparameters of a world model."""
 
     seeing: int = 15
-    """Passes of V over all graphs."""
+    """Number of passes of V over all graphs."""
     graphs: int = 64
-    """Of a minibatch of V."""
+    """Number of graphs in a minibatch of V."""
     remembering: int = 60
-    """Passes of M over all episodes."""
+    """Number of passes of M over all episodes."""
     episodes: int = 16
-    """Of a minibatch of M."""
+    """Number of episodes in a minibatch of M."""
     rate: float = 3e-3
     """Adam's learning rate; it falls to a tenth."""
     gradient_norm: float = 1.0
@@ -38,12 +38,12 @@ class WorldSettings:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What is seen, and what follows; nothing of it is learnt any more."""
+    """A learnt vision and memory, which do not change any more."""
 
     vision: Vision
     memory: Memory
     unit: float
-    """Of the rewards that the memory foretells."""
+    """Unit of the rewards that the memory predicts."""
 
     def latents(self, episodes: Sequence[RewriteEpisode[GraphObservation]]) -> Tensor:
         """Return z of all graphs of E episodes, zeros after the last: (E, T + 1, `LATENT`)."""
@@ -53,7 +53,7 @@ class World:
 
 
 Heard = Callable[[str, int, float], None]
-"""Hears the part ("vision", "memory"), its passes so far, and the mean loss of the last."""
+"""Receives the part ("vision", "memory"), its passes so far, and the mean loss of the last one."""
 
 
 def learn_world(
@@ -64,9 +64,8 @@ def learn_world(
 ) -> World:
     """Learn a world model; the same episodes and seed give the same one.
 
-    Raises `ValueError` for fewer than two graphs in which something was decided, as numbers are scaled by their spread
-    over graphs, and `espalier_agent.learners.learning.LearningError` where a loss is not
-    finite.
+    Raise `ValueError` for fewer than two graphs with a decision, as numbers are scaled by their spread over graphs, and
+    `espalier_agent.learners.learning.LearningError` if a loss is not finite.
     """
     if (graphs := sum(len(one.seen) for one in episodes)) < 2:
         raise ValueError(f"episodes: {graphs} graphs were recorded; record at least two")
@@ -116,7 +115,7 @@ def _remember(world: World, latents: Tensor, block: EpisodeBlock, settings: Worl
         ) / played.sum()  # fmt: skip
         end = binary_cross_entropy_with_logits(foretold.ends[played], block.ends[chunk][played])
         error = mse_loss(foretold.rewards[played], block.rewards[chunk][played] / world.unit)
-        # The density of a number of z, so that all parts are of one size.
+        # Density per number of z, so that all parts have a similar size.
         total: Tensor = wrong + end + error - likely / LATENT
         return total
 
@@ -126,7 +125,7 @@ def _remember(world: World, latents: Tensor, block: EpisodeBlock, settings: Worl
 
 
 def _begin_at(head: nn.Linear, masks: Tensor) -> None:
-    """Let a head begin at how often rules hold: at most places they never do, and that takes many steps to learn."""
+    """Initialise a head with the frequencies of rules: at most places they never apply, which takes long to learn."""
     with torch.no_grad():
         head.bias.copy_(torch.logit(masks.mean(0).flatten(), eps=1e-4))
 
@@ -142,7 +141,7 @@ def _descended(
     """Descend in passes over `count` rows; yield the number of passes and the mean loss after each."""
     network.train()
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.rate, fused=True)
-    # Of nearly one size: a last minibatch of one graph has no variance to be scaled by.
+    # Nearly equal sizes: a last minibatch of one graph would have no variance for scaling.
     chunks = math.ceil(count / minibatch)
     for done in range(passes):
         for group in optimizer.param_groups:

@@ -1,1 +1,1 @@
-"""Measurements that environments are made of."""
+"""Measurements on which environments are based."""

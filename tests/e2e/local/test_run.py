@@ -134,7 +134,7 @@ def test_killed_without_warning_it_goes_on_with_the_same_total_budget(
     ("arguments", "message"),
     [
         (("--arrive", "soon:1"), "'soon' is not a moment; write 20s"),
-        (("--gpus", "1", "--depart", "1s:2"), "2 GPUs go at 1 s where fewer are left"),
+        (("--gpus", "1", "--depart", "1s:2"), "2 GPUs depart at 1 s, when fewer are left"),
         (("--time-budget", "-1"), "spec.timeBudgetSeconds: is -1"),
         (("--submit", "other:1s"), "where JOB is one of: job"),
     ],

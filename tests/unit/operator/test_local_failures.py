@@ -236,9 +236,9 @@ def wait_until_used(folder: Path, seconds: float) -> float:
 
 def test_another_specification_in_the_same_folder_is_refused(local_run, job_of):
     local_run([job_of("one", timeBudgetSeconds=0.2)])
-    with pytest.raises(LocalRunError, match=r"state\.json: the specification of default/one was another one"):
+    with pytest.raises(LocalRunError, match=r"state\.json: the specification of default/one has changed since"):
         local_run([job_of("one", timeBudgetSeconds=0.3)])
-    with pytest.raises(LocalRunError, match=r"is of a run of default/one, not of default/two"):
+    with pytest.raises(LocalRunError, match=r"belongs to a run of default/one, not of default/two"):
         local_run([job_of("two")])
     (local_run.directory / "state.json").write_text("{")
     with pytest.raises(LocalRunError, match=r"not complete JSON.*choose another output folder"):

@@ -167,7 +167,7 @@ def test_named_devices_are_handed_out_and_run_out():
     assert gpus.free == ["GPU-a"]
     gpus.change(1)
     assert gpus.free == ["GPU-a", "GPU-b"]
-    with pytest.raises(LocalRunError, match="1 more GPUs are to come and 0 devices are left"):
+    with pytest.raises(LocalRunError, match="1 more GPUs must arrive, and only 0 devices are left"):
         gpus.change(1)
 
 
@@ -251,7 +251,7 @@ def test_no_driver_means_no_devices(tmp_path, monkeypatch):
         ({"gpus": 10**11}, "up to 100000000000 GPUs at once; at most 10000"),
         ({"changes": (GpuChange(at_seconds=5, change=10**11),)}, "at most 10000 are allowed"),
         ({"agent_url": "localhost:8500"}, "agent URL 'localhost:8500': it must be http://HOST"),
-        ({"changes": (GpuChange(at_seconds=5, change=-2),)}, "2 GPUs go at 5 s where fewer are left"),
+        ({"changes": (GpuChange(at_seconds=5, change=-2),)}, "2 GPUs depart at 5 s, when fewer are left"),
         ({"changes": (GpuChange(at_seconds=-5, change=2),)}, "times must be 0 or more"),
         (
             {"changes": (GpuChange(at_seconds=5, change=2),), "devices": ("0", "1")},

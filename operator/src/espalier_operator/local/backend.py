@@ -1,6 +1,6 @@
-"""The local backend as the loop needs it: jobs and GPUs become a snapshot, actions become processes and files.
+"""The local backend of the loop: makes snapshots of jobs and GPUs, and carries out actions by processes and files.
 
-First the run's folder is opened. Only what lies in folders that are a run's may be deleted or written over.
+The run's folder is opened first. Files may be deleted or overwritten only in folders that belong to a run.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from espalier_operator.model.actions import Action, GrantExtra, Plan
 MARK_FILE: Final = ".espalier-run"
 NODE: Final = "local"
 LOCAL_GPU_TYPE: Final = "local"
-"""A machine's GPUs are taken to be of one type."""
+"""The GPU type of the machine, whose GPUs are assumed to be of one type."""
 
 
 class RunMark(Record):
-    """`.espalier-run`: the folder was empty of a run's files when this run began in it."""
+    """`.espalier-run`: marks a folder without files of a run when this run began in it."""
 
     jobs: tuple[str, ...]
 
 
 def require_own(directory: Path, folders: Collection[Path]) -> None:
-    """Raise `LocalRunError` if one of `folders` of the run in `directory` holds files that no run has written."""
+    """Raise `LocalRunError` if one of `folders` of the run in `directory` has files that no run has written."""
     if _is_older_run(directory):
         return
     for folder in folders:
@@ -53,23 +53,23 @@ def require_own(directory: Path, folders: Collection[Path]) -> None:
             if os.path.lexists(folder / name):
                 raise LocalRunError(
                     f"{folder / name}: no run has written it ({folder} has no {MARK_FILE}), so it is neither "
-                    "deleted nor written over; choose another --output folder, or move it away"
+                    "deleted nor overwritten; choose another --output folder, or move it away"
                 )
 
 
 def mark(folder: Path, jobs: Collection[str]) -> None:
-    """Mark a folder, after `require_own`, as that of a run of `jobs`. Raises `OSError`."""
+    """Mark a folder, after `require_own`, as belonging to a run of `jobs`. Raises `OSError`."""
     if not (folder / MARK_FILE).exists():
         write_document(folder / MARK_FILE, RunMark(jobs=tuple(jobs)))
 
 
 def is_own(directory: Path) -> bool:
-    """Return whether `directory` is that of a run."""
+    """Return whether `directory` belongs to a run."""
     return os.path.exists(directory / MARK_FILE) or _is_older_run(directory)
 
 
 def _is_older_run(directory: Path) -> bool:
-    """Return whether a run of a version without marks has left its state here."""
+    """Return whether `directory` has the state of a run by a version without marks."""
     if os.path.exists(directory / MARK_FILE):
         return False
     try:
@@ -81,15 +81,15 @@ def _is_older_run(directory: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedRun:
-    """Where a run begins."""
+    """The state at the beginning of a run."""
 
     jobs: Mapping[str, LocalJob]
-    """By key."""
+    """Jobs by key."""
     gpus: Gpus
     timeline: Timeline
     clock_seconds: float
     policy_memory: str | None
-    """What the policy remembers of an earlier run; None where there was none."""
+    """The policy's memory from an earlier run; None where there was none."""
 
 
 def opened(
@@ -99,14 +99,14 @@ def opened(
     time_of_day: Callable[[float], datetime],
     start: Starter,
 ) -> OpenedRun:
-    """Check the folder, and take up what is in it; nothing is started.
+    """Check the folder, and resume from its contents; nothing is started.
 
-    `on_event(job name, event)` gets the events of jobs, `time_of_day` converts times of the run's clock. Raises
+    `on_event(job name, event)` receives the events of jobs, `time_of_day` converts times of the run's clock. Raises
     `LocalRunError`.
     """
     by_name = {job.metadata.name: job for job in jobs}
     if len(by_name) < len(jobs) or not jobs:
-        raise LocalRunError("a run needs at least one job, and jobs of different names")
+        raise LocalRunError("a run needs at least one job, and a different name for each")
     folders = {name: settings.directory if len(jobs) == 1 else settings.directory / name for name in by_name}
     try:
         settings.directory.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def opened(
                 f"{name}: spec.template.spec.containers[0] has no command; images are not run on this machine, so "
                 "give the command that the image would run"
             )
-    with run_lock(settings.directory):  # another run may be writing what is read and changed here
+    with run_lock(settings.directory):  # another run may be writing to the files that are read and changed here
         return _taken_up(by_name, folders, settings, on_event, time_of_day, start)
 
 
@@ -153,7 +153,7 @@ def _taken_up(
         except OSError as error:
             raise LocalRunError(f"{folder}: cannot be written to: {error.strerror}") from error
         found[job.key] = local
-    # A killed scheduler kept its clock a moment before its leaders reported last.
+    # A killed scheduler stored its clock a moment before its leaders' last reports.
     reported = [
         (job.state.submitted_at or 0.0) + report.used_seconds
         for job in found.values()
@@ -193,12 +193,12 @@ class LocalBackend:
         look: Callable[[], object],
         on_planned: Callable[[Plan], None],
     ) -> None:
-        """Join the parts; `jobs` by key, `look` updates all facts to now."""
+        """Take the parts: `jobs` by key; `look` updates all facts to now."""
         self.jobs, self.gpus, self.timeline = jobs, gpus, timeline
         self._clock, self._rules, self._settings = clock, rules, settings
         self._look, self._on_planned = look, on_planned
 
-    # ---- seeing
+    # ---- observation
 
     async def observe(self) -> Snapshot:
         """Return one node with all GPUs, and the submitted jobs with their workers."""
@@ -239,25 +239,25 @@ class LocalBackend:
         ]
 
     def planned(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Record why jobs wait; hand the plan on."""
+        """Record the reasons for which jobs wait, and pass the plan on."""
         for key, refusal in plan.refusals.items():
             self.jobs[key].waits(refusal.reason, self._clock.now())
         self._on_planned(plan)
 
-    # ---- doing
+    # ---- actions
 
     async def apply(self, action: Action) -> None:
-        """Carry `action` out; what it starts and ends is seen by the next `observe`."""
+        """Carry `action` out; the next `observe` sees its effects."""
         job = self.jobs[action.job]
         if isinstance(action, GrantExtra):
             for index in range(job.state.extra, action.extra):
                 if not self.gpus.hold(Holder(job.key, WorkerRole.EXTRA, index), job.terms.gpus_per_worker):
-                    raise BackendError("a GPU went between planning and granting")
+                    raise BackendError("a GPU disappeared between planning and granting")
         job.act(action, self._clock.now())
         self.converge(job)
 
     def converge(self, job: LocalJob) -> bool:
-        """Let GPUs and processes follow the job's state; return whether an active job has all its base GPUs."""
+        """Adjust GPUs and processes to the job's state; return whether an active job has all its base GPUs."""
         for index in self.gpus.of(job.key, WorkerRole.EXTRA):
             if index >= job.state.extra:
                 self.gpus.release(Holder(job.key, WorkerRole.EXTRA, index))
@@ -269,7 +269,7 @@ class LocalBackend:
                 and job.process is not None
                 and template is not None
             ):
-                job.process.terminate(template.spec.grace_seconds)  # nobody but SIGTERM tells it
+                job.process.terminate(template.spec.grace_seconds)  # only SIGTERM tells a program
             completed = job.state.completed_workers
             for index in completed:
                 self.gpus.release(Holder(job.key, WorkerRole.BASE, index))
@@ -282,7 +282,7 @@ class LocalBackend:
             return not missing
         if job.process is not None:
             job.process.terminate(self._settings.stop_wall_seconds)
-        else:  # the leader is gone, and is not started again as things stand
+        else:  # the leader is gone and must not be started again
             for index in self.gpus.of(job.key, WorkerRole.BASE):
                 self.gpus.release(Holder(job.key, WorkerRole.BASE, index))
         return False
@@ -292,13 +292,13 @@ class LocalBackend:
         variables = self._variables()
         if self._settings.devices:
             held = self.gpus.of(job.key, WorkerRole.BASE)
-            # If each base worker has a process, the leader sees only its own devices, otherwise those of all.
+            # If each base worker has a process, the leader sees only its own devices, otherwise all workers'.
             devices = [held[0]] if job.has_processes else held.values()
             variables[CUDA_DEVICES] = ",".join(device for own in devices for device in own)
         job.start(now, self._settings.trainer_command, agent_url, variables)
 
     def train_together(self, job: LocalJob, now: float) -> None:
-        """Start and end the processes that train with the leader, according to the job's GPUs."""
+        """Start and end the processes that train with the leader, by the job's GPUs."""
         if not job.has_processes:
             return
         going_on = job.state.active and not job.state.ending
@@ -317,7 +317,7 @@ class LocalBackend:
         job.train_together(wanted, self._settings.trainer_command, self._variables(), now)
 
     def _variables(self) -> dict[str, str]:
-        # What a trainer prints is in its log at once, and not lost where it is killed.
+        # Unbuffered, so that a trainer's output is in its log at once and not lost if it is killed.
         variables = {names.TIME_SCALE: repr(self._settings.time_scale), "PYTHONUNBUFFERED": "1"}
         if self._settings.seed is not None:
             variables[names.SEED] = str(self._settings.seed)
@@ -326,7 +326,7 @@ class LocalBackend:
         return variables
 
     def lose(self, holder: Holder) -> None:
-        """Take notice that the GPU of `holder` is physically gone: its leader dies with it."""
+        """Record that the GPU of `holder` is physically gone: if it is a base worker, kill its leader."""
         job = self.jobs[holder.job]
         if holder.role is WorkerRole.EXTRA:
             self.gpus.renumber_extra(job.key)

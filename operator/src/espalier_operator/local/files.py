@@ -1,7 +1,7 @@
-"""The files of a local run: where they lie, how scheduler and leaders talk by them, and the history of a job.
+"""Files of a local run: their paths, the exchange between scheduler and leaders, and the history of a job.
 
-Those of a job lie in its folder, the others in the run's. Allocations are written, reports are read; a job's history is
-its leader's events and the scheduler's in one file, in the order in which they were read.
+The files of a job are in its folder, all others in the run's. Allocations are written, reports are read; a job's
+history has the events of its leader and of the scheduler in one file, in the order in which they were read.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ FILES: Final = (
 )
 """The files of a run in addition to its checkpoints."""
 WRITTEN: Final = (*FILES, CHECKPOINT_FOLDER)
-"""What a run creates or writes over, apart from files that carry a process's name."""
+"""Files that a run creates or overwrites, apart from files named after a process."""
 _Stamp = tuple[int, int, int]
 TAIL_BYTES: Final = 32 * 1024
-"""What is read of a log for the cause of an end: longer than a traceback."""
+"""Bytes of a log that are read for the cause of an end: more than a traceback."""
 
 
 def command_of(job: AdaptiveTrainingJob) -> tuple[str, ...]:
@@ -73,10 +73,10 @@ def command_of(job: AdaptiveTrainingJob) -> tuple[str, ...]:
 
 
 def program_variables(job: AdaptiveTrainingJob) -> dict[str, str]:
-    """Return the environment variables that the command of the job's template gets in addition; none without one.
+    """Return the additional environment variables for the command of the job's template; none without a template.
 
-    They are those of the template that have a value there. Programs of the environment that Espalier is installed in
-    are found first: `python` is its Python. The workers of a program without the library learn of each other.
+    They include the template's variables with literal values. Programs in the environment of Espalier are found first:
+    `python` is its Python. Workers of a program without the library get the addresses of each other.
     """
     if job.spec.template is None:
         return {}
@@ -90,7 +90,7 @@ def program_variables(job: AdaptiveTrainingJob) -> dict[str, str]:
 
 
 def contract_variables(directory: Path, agent_url: str | None) -> dict[str, str]:
-    """Return the environment variables with the paths of a worker's contract files."""
+    """Return the environment variables for the paths of a worker's contract files."""
     files = {
         environment.JOB_FILE: JOB_FILE,
         environment.ALLOCATION_FILE: ALLOCATION_FILE,
@@ -114,18 +114,18 @@ class AllocationFile:
         self._unwritten: AllocationDocument | None = None
 
     def write(self, document: AllocationDocument) -> str | None:
-        """Write `document`; return the error if it is a new one. `retry` then tries again."""
+        """Write `document`; return the error unless the last write failed too. `retry` then tries again."""
         news = self._unwritten is None
         try:
             write_document(self._path, document)
         except OSError as error:
             self._unwritten = document
-            return f"{error}; it is tried again" if news else None
+            return f"{error}; retrying" if news else None
         self._unwritten = None
         return None
 
     def retry(self) -> None:
-        """Write the document that could not be written before."""
+        """Write the document of a failed write again."""
         if self._unwritten is not None:
             self.write(self._unwritten)
 
@@ -134,14 +134,14 @@ class ReportFile:
     """Reads a report file; an unreadable file is skipped, with one message per state of the file."""
 
     def __init__(self, path: Path, job_names: tuple[str, ...]) -> None:
-        """Watch `path` for reports of the job that has one of these names."""
+        """Watch `path` for reports of the job with one of these names."""
         self._path, self._names = path, job_names
         self._stamp: _Stamp | None = None
         self._complaint = ""
 
     @property
     def complaint(self) -> str:
-        """The problem of the file as last read; empty if it is valid."""
+        """The fault of the file at the last reading; empty if it was valid."""
         return self._complaint
 
     def poll(self) -> Report | None:
@@ -217,7 +217,7 @@ def size(path: Path) -> int:
 
 
 def tail(path: Path, begin: int) -> str:
-    """Return the end of what a log has had since byte `begin`, at most `TAIL_BYTES`; '' where it cannot be read."""
+    """Return the end of a log after byte `begin`, at most `TAIL_BYTES`; '' where it cannot be read."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -228,10 +228,10 @@ def tail(path: Path, begin: int) -> str:
 
 
 class LeaderFiles:
-    """The allocation that was written last, and the last report."""
+    """The last written allocation and the last report."""
 
     def __init__(self, directory: Path, names: tuple[str, ...], warn: Callable[[str, str], None]) -> None:
-        """Nothing is written or read yet. `names` are those of the job in reports; `warn(reason, message)`."""
+        """Take the `names` of the job in reports, and `warn(reason, message)`; nothing is written or read yet."""
         self._allocations = AllocationFile(directory / ALLOCATION_FILE)
         self._reports = ReportFile(directory / REPORT_FILE, names)
         self._warn = warn
@@ -242,41 +242,41 @@ class LeaderFiles:
         self.report: Report | None = None
         self.reported_at = 0.0
         self.measurements = Measurements()
-        """What its trainers measured, over all attempts."""
+        """Measurements of the job's trainers, over all attempts."""
         self.is_fresh = False
-        """Whether `report` is of the leader that was started last."""
+        """Whether the leader started last wrote `report`."""
         self._earlier: str | None = None
-        """The name of the leader in the report before it."""
+        """The incarnation of the earlier leader that wrote the last report before this start."""
         self._complaint = ""
 
     def resume(self) -> None:
-        """Read what an earlier run's leader reported last."""
+        """Read the last report of an earlier run's leader."""
         self.report = self._reports.poll()
         if self.report is not None:
             self.measurements = self.report.measurements
 
     def leader_starts(self) -> None:
-        """Take the last report for that of an earlier leader."""
+        """Count the last report as that of an earlier leader."""
         self._earlier, self.is_fresh = None if self.report is None else self.report.incarnation, False
 
     def grant(self, allocation: Allocation) -> None:
-        """Begin to wait for the acknowledgement of an allocation that is to be written."""
+        """Begin to wait for the acknowledgement of an allocation, which is written next."""
         self._granted_at, self.allocation = time.monotonic(), allocation
 
     def write(self, document: AllocationDocument) -> None:
-        """Write the allocation; if the disk is full, it is written later."""
+        """Write the allocation, with a warning and a later retry if that fails."""
         trouble = self._allocations.write(document)
         if trouble is not None:
             self._warn("AllocationNotWritten", trouble)
 
     def retry(self) -> None:
-        """Write the document that could not be written before."""
+        """Write the document of a failed write again."""
         self._allocations.retry()
 
     def read(self, now: float, *, runs: bool) -> float | None:
         """Read the leader's report, which `runs` or has just ended.
 
-        Return after how many wall seconds it has acknowledged the allocation, if it does so now.
+        Return the wall seconds until it acknowledged the allocation, if the report is the first to do so.
         """
         report = self._reports.poll()
         if self._reports.complaint != self._complaint:
@@ -300,7 +300,7 @@ class HistoryFile:
     """Appends to `history.jsonl` and forwards each event; a full disk causes one warning and stops nothing."""
 
     def __init__(self, directory: Path, on_event: Callable[[AnyEvent], None]) -> None:
-        """Continue the history in `directory`; events of the leader that it already contains are not copied again."""
+        """Continue the history in `directory`; leader events that it already contains are not copied again."""
         self._path = directory / HISTORY_FILE
         self._on_event = on_event
         self._failing = False
@@ -329,7 +329,7 @@ class HistoryFile:
             self._failing = False
         except OSError as error:
             if not self._failing:
-                logger.warning("%s cannot be written, events are lost: %s", self._path, error)
+                logger.warning("cannot write %s; events are lost: %s", self._path, error)
             self._failing = True
         self._on_event(event)
 
@@ -345,7 +345,7 @@ class SchedulerJournal:
     """Writes the scheduler's events about one job."""
 
     def __init__(self, history: HistoryFile, used_seconds: Callable[[], float]) -> None:
-        """Write into `history`; `used_seconds` returns how much of its time budget the job has used."""
+        """Write into `history`; `used_seconds` returns the used part of the job's time budget."""
         self.history, self._used_seconds = history, used_seconds
         self.phase, self.reason, self.message = JobPhase.PENDING, Reason.NO_FREE_GPU, ""
         self._said: tuple[JobPhase, Reason, str] | None = None

@@ -64,7 +64,7 @@ class LocalJob:
         self.state = JobState()
         self.seen = Observation()
         self.leader = Leader.ABSENT
-        """What the leader does, as far as it matters for budgets."""
+        """The leader's activity for the budgets."""
         directory.mkdir(parents=True, exist_ok=True)
         self.journal = SchedulerJournal(
             HistoryFile(directory, lambda event: on_event(self.name, event)), self._used_seconds
@@ -73,7 +73,7 @@ class LocalJob:
         self.leading = LeaderProcess(directory, start)
         program = job.spec.program
         self.progress = LocalProgress(None if program is None else program.progress, directory / TRAINER_LOG)
-        """Of a program."""
+        """Progress of a program."""
         self.workers = LocalWorkers(directory, self.journal.warn, stop_wall_seconds, start)
 
     def _used_seconds(self) -> float:
@@ -91,7 +91,7 @@ class LocalJob:
 
     @property
     def has_processes(self) -> bool:
-        """Whether each of its workers is a process; otherwise there is one, which stands for all."""
+        """Whether each of its workers is a process; otherwise one process stands for all."""
         return self.terms.program or self.job.spec.training.elastic_batch is not None
 
     # ---- its folder
@@ -102,7 +102,7 @@ class LocalJob:
         write_text_atomically(self.directory / JOB_FILE, text)
         if kept is not None and begins_again(kept, self.directory):
             kept = begun_again(kept)
-            (self.directory / REPORT_FILE).unlink(missing_ok=True)  # a leader would go on from the time that it says
+            (self.directory / REPORT_FILE).unlink(missing_ok=True)  # a leader would go on from its used time
         self.leader_files.resume()
         if kept is None:
             return
@@ -119,10 +119,10 @@ class LocalJob:
             self.journal.reason, self.journal.message = outcome.reason, outcome.message
 
     def kept(self) -> KeptJob:
-        """Return the part of it that is kept on disk."""
+        """Return the part of the job that is kept on disk."""
         return KeptJob(job=self.key, spec_digest=digest(self.job), state=self.state, exit_code=self.leading.exit_code)
 
-    # ---- what is decided about it
+    # ---- decisions
 
     def facts(self, now: float) -> JobFacts:
         """Return the facts that the planner reads."""
@@ -130,7 +130,7 @@ class LocalJob:
         return facts_of(self.key, self.state, self.seen, self.terms, now, self._timing, measured=measured, done=done)
 
     def act(self, action: Action, now: float) -> None:
-        """Apply a decision and publish it; budgets are counted up to now first, with the GPUs held until now."""
+        """Apply a decision and publish it, after counting budgets up to now with the GPUs held so far."""
         before = progress.look(self.state, self.seen, self.terms, now, self._timing)
         self.state = transitions.after(before, action, self.terms, now, self._timing)
         match action:
@@ -145,7 +145,7 @@ class LocalJob:
         self.seen = self._observe()
         self.state = progress.look(self.state, self.seen, self.terms, now, self._timing)
         if self.finished:
-            return  # its leader, if there is one, is being ended: further grants do not matter
+            return  # its leader, if any, is being ended: further grants do not matter
         if self.state.grant != before.grant:
             self.leader_files.grant(allocation_of(self.state.grant, self._wall))
             self.write_allocation()
@@ -154,21 +154,21 @@ class LocalJob:
             self.write_allocation()
 
     def submit(self, now: float) -> None:
-        """Make it visible to the planner from now on."""
+        """Make the job visible to the planner from now on."""
         self.state = replace(self.state, submitted_at=now)
 
     def waits(self, reason: Reason, now: float) -> None:
-        """Record why it gets no GPUs, if it has none."""
+        """Record the reason for which the job gets no GPUs, if it has none."""
         if self.state.admitted_at is None and not self.finished:
             self._stands(now, reason, SENTENCES[reason])
 
     def interrupt(self, now: float) -> None:
-        """Count no further end as a failure: the run is about to end all processes."""
+        """Record that the run is about to end all processes, so that no end counts as a failure."""
         if self.state.active and self.state.stopping is None:
             self.state = replace(self.state, stopping=Stopping(reason=Reason.INTERRUPTED, deadline=now))
 
     def close(self, now: float) -> None:
-        """Record that the run ends, if the job has not."""
+        """Record the end of the job, or that the run ended before it."""
         self.progress.close()
         ended = self.state.ended
         if ended is not None and not self.finished:
@@ -183,10 +183,10 @@ class LocalJob:
         memory = memory_of(self.state, self.terms, self._wall).model_copy(update=written)
         self.leader_files.write(allocation_document(self.job, memory))
 
-    # ---- its processes
+    # ---- processes
 
     def may_start(self, now: float) -> bool:
-        """Return whether its leader may be started."""
+        """Return whether the leader may be started."""
         return self.process is None and self.state.may_start(self.terms, now)
 
     def start(self, now: float, default_command: Sequence[str], agent_url: str | None, extra: dict[str, str]) -> None:
@@ -210,7 +210,7 @@ class LocalJob:
     def train_together(
         self, wanted: Sequence[WorkerSpec], default_command: Sequence[str], extra: dict[str, str], now: float
     ) -> None:
-        """Let the processes of these workers run in addition to the leader, and no others."""
+        """Run the processes of these workers in addition to the leader, and no others."""
         if self.process is None and self.workers.has_ended:
             return  # the leader is first
         command, variables = command_of(self.job) or default_command, self._variables(None, extra)
@@ -219,10 +219,10 @@ class LocalJob:
     def _variables(self, agent_url: str | None, extra: dict[str, str]) -> dict[str, str]:
         return {**contract_variables(self.directory, agent_url), **program_variables(self.job), **extra}
 
-    # ---- looking
+    # ---- observation
 
     def look(self, now: float) -> bool:
-        """Read the leader's files, account for the time, notice its end; return whether anything is news."""
+        """Read the leader's files, count the time, and record its end; return whether the planner must run."""
         before, standing, measured = self.state, self._standing(), self.leader_files.measurements
         self.leader_files.retry()
         code = self.leading.poll()
@@ -262,7 +262,7 @@ class LocalJob:
                 current,
                 *(map(self.workers.incarnation, range(1, len(attempts)), attempts[1:]) if self.has_processes else ()),
             ),
-            extra_bound=self.state.extra,  # they have their GPUs before these are granted
+            extra_bound=self.state.extra,  # extra workers have their GPUs before the grant
             extra_running=self.state.extra,
             report=leader_files.report,
             reporter=self.leading.id if leader_files.is_fresh else "",
@@ -271,7 +271,7 @@ class LocalJob:
         )
 
     def _standing(self) -> tuple[Any, ...]:
-        """Return the values whose changes must wake the planner."""
+        """Return the values whose changes wake the planner."""
         return (self.leader, self.leader_files.acknowledged, self.process is None, self.state.essence)
 
     def _record_restart(self, before: JobState, now: float) -> None:

@@ -1,8 +1,8 @@
-"""A child process with all its descendants, which ends when the scheduler ends; the agent as one; and what wakes a run.
+"""Child processes that end with the scheduler, the agent as one of them, and notification of ends and file changes.
 
-The child leads a separate session, so a Ctrl-C at the terminal reaches only the scheduler, and its whole group can be
-ended. On Linux the kernel sends it SIGTERM when the scheduler dies, SIGKILL included: it checkpoints and ends. A pid
-file (with the process's start time, as pids are used again) lets the next run end processes that are left nevertheless.
+A child leads a session of its own, so that a Ctrl-C at the terminal reaches only the scheduler, and its whole group
+can be ended. On Linux the kernel sends it SIGTERM when the scheduler dies, even by SIGKILL: it checkpoints and ends. A
+pid file (with the process's start time, as pids are reused) lets the next run end processes that are still left.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AGENT_RESTARTS: Final = 5
 def told_of(folders: Iterable[Path], names: Iterable[str], news: Callable[[], None]) -> Iterator[bool]:
     """Call `news` in the running loop when a child ends, or a file of one of `names` in `folders` is written.
 
-    Give whether this machine can tell of both: it is Linux, and this the main thread.
+    Yield whether both are reported, which needs Linux and the main thread.
     """
     loop, marks = asyncio.get_running_loop(), [name.encode() + b"\0" for name in names]
     with contextlib.ExitStack() as stack:
@@ -70,7 +70,7 @@ class Process:
     """A running or ended child."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str], log: Path, pid_file: Path) -> None:
-        """Start `argv`, its output appended to `log`; raises `OSError` if it cannot be started."""
+        """Start `argv` with its output appended to `log`; raises `OSError` if it cannot be started."""
         with log.open("ab") as output:
             self._child = subprocess.Popen(
                 argv,
@@ -87,17 +87,17 @@ class Process:
         try:
             write_text_atomically(pid_file, mark + "\n")
         except OSError:
-            self.kill()  # nobody would know of it
+            self.kill()  # without a pid file, no later run could end it
             self._child.wait()
             raise
 
     @property
     def pid(self) -> int:
-        """Its process id, also the id of its group."""
+        """The process id, which is also the id of its group."""
         return self._child.pid
 
     def poll(self) -> int | None:
-        """Return the exit code once it has ended (negative: by that signal), its whole group then ended too."""
+        """Return the exit code (negative: the signal) once the process has ended, and end the rest of its group."""
         if self._child.returncode is None:
             if not self._has_exited():
                 if self._kill_at is not None and time.monotonic() >= self._kill_at:
@@ -112,7 +112,7 @@ class Process:
     def terminate(self, grace_wall_seconds: float) -> None:
         """Send SIGTERM to the leader; `poll` sends SIGKILL to its group after the grace period.
 
-        A second call may only shorten that.
+        A second call can only shorten that period.
         """
         if self._child.returncode is not None:
             return
@@ -135,7 +135,7 @@ class Process:
 
 
 async def end_orphan(pid_file: Path, grace_wall_seconds: float) -> bool:
-    """End the process that an earlier run has left, if it still runs; return whether there was one."""
+    """End the process left by an earlier run, if it still runs; return whether there was one."""
     orphan = _read_pid_file(pid_file)
     if orphan is None or not _runs(*orphan):
         return False
@@ -154,7 +154,7 @@ def _read_pid_file(path: Path) -> tuple[int, str] | None:
         body = json.loads(path.read_text(encoding="utf-8"))
         return int(body["pid"]), str(body["started"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None  # a damaged file names no process; the next start overwrites it
+        return None  # a damaged file names no process, and the next start overwrites it
 
 
 def _die_with(parent: int) -> Callable[[], None] | None:
@@ -173,7 +173,7 @@ def _signal_group(pid: int, number: int) -> None:
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
-        return  # the group is gone; macOS says EPERM where only zombies are left in it
+        return  # the group is gone; macOS returns EPERM where only zombies are left in it
 
 
 def _runs(pid: int, started: str) -> bool:
@@ -181,7 +181,7 @@ def _runs(pid: int, started: str) -> bool:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return what distinguishes this process from a later one with the same id; None if none runs."""
+    """Return a value that distinguishes this process from a later one with the same id; None if none runs."""
     if sys.platform == "linux":
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
@@ -194,14 +194,14 @@ def _start_time(pid: int) -> str | None:
 
 
 class Agent:
-    """Starts the agent and starts it again when it ends, a few times, always at the same address.
+    """Starts the agent, and restarts it a few times when it ends, always at the same address.
 
     The port is chosen here, so that trainers can get the address before the agent has imported anything, and so
     that the address outlives a restart. Until it answers, and if it never does, a job's fallback decides.
     """
 
     def __init__(self, command: Sequence[str], directory: Path, restart_wall_seconds: float) -> None:
-        """Choose the address; nothing is started before `keep_running`."""
+        """Choose the address; `keep_running` starts the agent."""
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._argv = [*command, "--port", str(port), "--url-file", str((directory / "agent.url").resolve())]
@@ -210,7 +210,7 @@ class Agent:
         self._backoff = Backoff(first=restart_wall_seconds, longest=math.inf)
 
     def keep_running(self) -> None:
-        """Start it if it does not run and may."""
+        """Start the agent if it does not run and another start is allowed."""
         if self._process is not None:
             code = self._process.poll()
             if code is None:
@@ -226,15 +226,15 @@ class Agent:
             )
         except OSError as error:
             self._backoff.failures = AGENT_RESTARTS + 1
-            logger.warning("the agent cannot be started: %s", error)
+            logger.warning("cannot start the agent: %s", error)
 
     def end(self, grace_wall_seconds: float) -> None:
-        """Begin to end it."""
+        """Begin to end the agent."""
         if self._process is not None:
             self._process.terminate(grace_wall_seconds)
 
     def has_ended(self) -> bool:
-        """Return whether no process of it is left."""
+        """Return whether no process of the agent is left."""
         return self._process is None or self._process.poll() is not None
 
 

@@ -1,4 +1,4 @@
-"""The progress of a program on this machine: its output is followed, its metrics are fetched, and it may post."""
+"""Progress of a program on this machine, from its output, its metrics and its posts."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from espalier_operator.programs import (
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 64 * 1024
-"""Maximum number of bytes of the output that are read at a time; of more than that only the newest are read."""
+"""Maximum number of bytes of output read at a time; of more, only the newest are read."""
 FETCH_EVERY: Final = 0.5
 """Wall seconds between two fetches of metrics."""
 REPORT_EVERY: Final = 1.0
-"""Wall seconds between two values that are reported."""
+"""Wall seconds between two reported values."""
 TOKEN_FILE: Final = "status-token"
-"""In the job's folder: what a program proves itself by when it posts."""
+"""File in the job's folder with the token for a program's posts."""
 _TIMEOUT: Final = 2.0
 
 
@@ -48,14 +48,14 @@ class LogTail:
     """The new lines of a file that a program writes."""
 
     def __init__(self, path: Path) -> None:
-        """Begin at the end of the file as it is now."""
+        """Begin at the current end of the file."""
         self._path = path
         self._offset = self._size()
         self._begun = b""
-        """The part of a line that is not complete yet."""
+        """The incomplete last line."""
 
     def poll(self, ended: bool) -> bytes:
-        """Return what is new, up to the end of the last complete line; all of it once the program has `ended`."""
+        """Return new output up to the end of the last complete line; all of it once the program has `ended`."""
         size = self._size()
         if size > self._offset:
             skipped = max(0, size - self._offset - PIECE_BYTES)
@@ -63,7 +63,7 @@ class LogTail:
                 file.seek(self._offset + skipped)
                 data = file.read(PIECE_BYTES)
             self._offset += skipped + len(data)
-            # After a gap, what is there up to the next end of a line is the rest of a line.
+            # After a gap, the data up to the next end of a line is the rest of a line.
             self._begun = b"" if skipped else self._begun
             data = data[data.find(b"\n") + 1 :] if skipped else self._begun + data
             self._begun = data
@@ -83,7 +83,7 @@ class LogTail:
 
 
 class _Pages:
-    """The metrics of a program, fetched by a thread: the program may answer slowly, or not at all."""
+    """Metrics of a program, fetched by a thread, as the program may answer slowly or not at all."""
 
     def __init__(self, metrics: MetricsProgress) -> None:
         self._metrics = metrics
@@ -105,7 +105,7 @@ class _Pages:
 
 
 def fetch(metrics: MetricsProgress, host: str = "127.0.0.1") -> dict[str, float]:
-    """Return the values that an endpoint serves now; none if it does not answer."""
+    """Return the current values of a metrics endpoint; empty if it does not answer."""
     connection = http.client.HTTPConnection(host, metrics.port, timeout=_TIMEOUT)
     try:
         connection.request("GET", metrics.path)
@@ -123,7 +123,7 @@ def fetch(metrics: MetricsProgress, host: str = "127.0.0.1") -> dict[str, float]
 
 
 class _Posts(ThreadingHTTPServer):
-    """Where a program posts its progress, on the loopback; a post carries the token of a file."""
+    """Server on the loopback for a program's posts, which carry the token of a file."""
 
     daemon_threads = True
 
@@ -158,14 +158,14 @@ class _Poster(BaseHTTPRequestHandler):
     timeout = _TIMEOUT
 
     def do_POST(self) -> None:
-        """Take a post."""
+        """Accept a post."""
         _, _, token = self.headers.get("Authorization", "").partition(" ")
         length = self.headers.get("Content-Length", "")
         status, said = 200, b"{}"
         if not hmac.compare_digest(token.encode(), self.server.token.encode()):
-            status, said = 401, b"another token; send that of the file that %s names" % STATUS_TOKEN_FILE.encode()
+            status, said = 401, b"wrong token; send the one in the file that %s names" % STATUS_TOKEN_FILE.encode()
         elif not length.isdecimal() or int(length) > MAX_POST_BYTES:
-            status, said = 413, b"send at most %d bytes, with their number" % MAX_POST_BYTES
+            status, said = 413, b"send at most %d bytes, with a Content-Length" % MAX_POST_BYTES
         else:
             try:
                 self.server.posted.append(values_of_post(self.rfile.read(int(length))))
@@ -181,10 +181,10 @@ class _Poster(BaseHTTPRequestHandler):
 
 
 class LocalProgress:
-    """What is known of the progress of one program."""
+    """Known progress of one program."""
 
     def __init__(self, spec: ProgressSpec | None, log: Path) -> None:
-        """Read `log`, the output of the program, or its metrics, as `spec` says; without it only what it posts."""
+        """Read `log`, the program's output, or its metrics, by `spec`; without it, only posts."""
         self._spec, self._path = spec, log
         self._posts: _Posts | None = None
         self._lines = None if spec is None or spec.log is None else LineReader(spec.log)
@@ -194,7 +194,7 @@ class LocalProgress:
         self._reported, self._reported_at = NOTHING, -math.inf
 
     def close(self) -> None:
-        """Fetch and take nothing any more."""
+        """Stop fetching metrics and accepting posts."""
         if self._pages is not None:
             self._pages.close()
         if self._posts is not None:
@@ -202,20 +202,20 @@ class LocalProgress:
             self._posts = None
 
     def begin(self) -> dict[str, str]:
-        """The program is about to be started: what it writes from now on counts. Return what tells it where to post."""
+        """Prepare for the start of the program, whose output counts from now on. Return its variables for posts."""
         self._tail = None if self._lines is None else LogTail(self._path)
         if self._posts is None:
             try:
                 self._posts = _Posts(self._path.with_name(TOKEN_FILE))
             except OSError as error:
-                logger.warning("no program can post its progress here: %s", error)
+                logger.warning("cannot accept posts of programs: %s", error)
                 return {}
         return self._posts.variables
 
     def poll(self, ended: bool) -> ProgramReading | None:
-        """Read what is new, to the end of its output once it has `ended`; return what is to be reported.
+        """Read new progress, to the end of the output once the program has `ended`; return a reading to report, if due.
 
-        That is little: what has changed, rarely, and at its end.
+        Changed readings are reported every `REPORT_EVERY` seconds at most, and at the end.
         """
         self._read(ended)
         now = time.monotonic()

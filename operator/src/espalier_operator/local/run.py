@@ -1,4 +1,4 @@
-"""A local run, from start to end, and what a caller sees of it."""
+"""A local run from start to end, and its views for callers."""
 
 from __future__ import annotations
 
@@ -36,41 +36,41 @@ from espalier_operator.policies.settings import configured
 logger = logging.getLogger(__name__)
 _SAVE_WALL_SECONDS = 1.0
 _QUIET_WALL_SECONDS = 0.25
-"""Without any news, it is looked so often what time alone has changed."""
+"""Interval of checks for changes by time alone, without any news."""
 _NEVER = (Reason.TOO_LARGE, Reason.SUSPENDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """One job, now."""
+    """Current view of one job."""
 
     name: str
     phase: JobPhase
     reason: Reason
-    """Why it is in its phase, or why it gets no more GPUs."""
+    """Reason of its phase, or of getting no more GPUs."""
     allocation: Allocation
     gpus: int
-    """Held by its workers; in `allocation`, those that are being taken back no longer count."""
+    """GPUs held by its workers, including those being reclaimed, which `allocation` no longer counts."""
     used_seconds: float
     doing: TrainerPhase | None = None
-    """What its leader says that it is doing; None before its first report."""
+    """The phase reported by its leader; None before its first report."""
     step: int = 0
-    """The optimizer steps that it has reported."""
+    """Reported optimizer steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """The run, now."""
+    """Current view of the run."""
 
     jobs: tuple[JobView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOutcome:
-    """How a job ended, or its state when the run was stopped."""
+    """The end of a job, or its state when the run was stopped."""
 
     job: str
-    """Its name."""
+    """Name of the job."""
     phase: JobPhase
     """`Complete` and `Failed` are ends; with any other phase, the same run resumes the job."""
     reason: Reason
@@ -141,14 +141,14 @@ async def run_local(
 
 
 async def end_orphans(folders: Collection[Path], stop_wall_seconds: float) -> None:
-    """End the processes that a killed run has left, as named by the pid files in `folders`."""
+    """End processes left by a killed run, by the pid files in `folders`."""
     files = [folder / name for folder in folders for name in (LEADER_PID_FILE, AGENT_PID_FILE)]
     files += [file for folder in folders for file in folder.glob(PID_FILES)]
     found = await asyncio.gather(*(end_orphan(file, stop_wall_seconds) for file in files))
     for file, was_there in zip(files, found, strict=True):
         if was_there:
-            logger.warning("%s: ended a process that an earlier run had left", file)
-        file.unlink(missing_ok=True)  # those of workers have another name each time
+            logger.warning("%s: ended a process left by an earlier run", file)
+        file.unlink(missing_ok=True)  # pid files of workers have another name each time
 
 
 class LocalRun:
@@ -194,7 +194,7 @@ class LocalRun:
         self._reasons: dict[str, Reason] = {}
         self._over, self._news = asyncio.Event(), asyncio.Event()
         self._told = False
-        """Whether the machine tells of ends of processes and changes of files."""
+        """Whether the machine reports ends of processes and changes of files."""
         self._saved_at = 0.0
         self._read_at: float | None = None
         self._announced = 0
@@ -238,7 +238,7 @@ class LocalRun:
         """Return the current view of the run."""
         return view_run(self._jobs.values(), self._gpus, self._reasons)
 
-    # ---- with any news, and several times a second
+    # ---- on any news, and several times a second
 
     async def _watch(self) -> None:
         while True:
@@ -250,7 +250,7 @@ class LocalRun:
             await self._until_news()
 
     async def _until_news(self) -> None:
-        """Return after `poll_wall_seconds`, or where the machine tells of news, with the next, or when one is due."""
+        """Sleep for `poll_wall_seconds`, then, where news are reported, until the next or a due change."""
         await asyncio.sleep(self._settings.poll_wall_seconds)
         if self._told:
             now = self._clock.now()
@@ -287,7 +287,7 @@ class LocalRun:
         return news
 
     def _move_timeline(self, now: float) -> bool:
-        """Add and remove GPUs; while jobs only start up, the timeline waits for them."""
+        """Add and remove GPUs by the timeline, which waits while jobs only start up."""
         passed = 0.0 if self._read_at is None else now - self._read_at
         self._read_at = now
         open_jobs = [job for job in self._jobs.values() if job.state.submitted_at is not None and not job.finished]
@@ -306,13 +306,13 @@ class LocalRun:
         return news
 
     def change_gpus(self, change: int) -> None:
-        """Add GPUs, or remove them if `change` is negative: their holders lose them."""
+        """Add GPUs, or remove them from their holders if `change` is negative."""
         precious = sorted(self._jobs.values(), key=lambda job: (-job.terms.priority, job.state.submitted_at or 0.0))
         for holder in self._gpus.change(change, [job.key for job in precious]):
             self._backend.lose(holder)
 
     def _planned(self, plan: Plan) -> None:
-        """Record why each job gets no more GPUs, and detect when nothing can happen any more."""
+        """Record the reason for which each job gets no more GPUs, and detect when nothing can happen any more."""
         self._reasons = {key: refusal.reason for key, refusal in plan.refusals.items()}
         unfinished = [job for job in self._jobs.values() if not job.finished]
         gone = all(job.process is None for job in self._jobs.values())
@@ -333,7 +333,7 @@ class LocalRun:
         try:
             write_document(self._settings.directory / STATE_FILE, state)
         except OSError as error:
-            logger.warning("the state of the run cannot be kept, trying again in a second: %s", error)
+            logger.warning("cannot save the state of the run; retrying in a second: %s", error)
 
     # ---- start and end
 

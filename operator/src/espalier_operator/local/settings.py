@@ -1,4 +1,4 @@
-"""What a local run is given, and what it keeps on disk, so that the same command resumes it."""
+"""Settings of a local run, and its state on disk, from which the same command resumes it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from espalier_operator.model import DEFAULT_POLICY, JobTerms
 from espalier_operator.model.actions import Requeue
 
 _LEAVE_WALL_SECONDS = 15.0
-"""torch takes two seconds to unload, on a busy machine several times that."""
+"""Time for a leader to end: torch takes two seconds to unload, on a busy machine several times that."""
 MAX_GPUS = 10_000
 """Maximum number of GPUs; a job cannot request more."""
 STOP_WALL_SECONDS: Final = 4.0
-"""Between SIGTERM and SIGKILL, unless settings say otherwise."""
+"""Default seconds between SIGTERM and SIGKILL."""
 
 
 class LocalRunError(ValueError):
@@ -48,19 +48,19 @@ class GpuChange:
     """GPUs that appear (`change` > 0) or disappear (`change` < 0).
 
     `at_seconds` is on the timeline of the run: budget seconds during which some job trains (or none is starting).
-    For a single job that is its used budget, so an arrival at 20 s meets the same training progress however long
-    the processes took to start, and after a resume too.
+    For a single job that is its used budget, so an arrival at 20 s meets the same training progress whatever the
+    start-up time of the processes, and after a resume too.
     """
 
     at_seconds: float
     change: int
     notice_seconds: float = 0.0
-    """How long before, on the same timeline, a departure is announced; 0: without notice."""
+    """Seconds on the same timeline between the announcement and the departure; 0: without notice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
-    """A local run. `LocalRunError` where the settings contradict themselves."""
+    """Settings of a local run. Raises `LocalRunError` where they contradict themselves."""
 
     directory: Path
     """Folder of the run's files: those of a single job are directly in it; several jobs have one folder each."""
@@ -73,8 +73,8 @@ class LocalSettings:
     hide_devices: bool = False
     """Whether trainers see no CUDA device, as GPUs are simulated."""
     time_scale: float = 1.0
-    """Budget seconds in a second of wall time: for budgets, arrivals, notices, cooldowns and minimum runtimes.
-    Not for starting (`preRunningDeadlineSeconds`) and stopping, which take as long at any scale."""
+    """Budget seconds per wall second, for budgets, arrivals, notices, cooldowns and minimum runtimes. Starting
+    (`preRunningDeadlineSeconds`) and stopping take as long at any scale."""
     seed: int | None = None
     policy: str = DEFAULT_POLICY
     """Scheduling policy (`espalier_operator.policies.POLICIES`)."""
@@ -85,29 +85,29 @@ class LocalSettings:
     agent_url: str | None = None
     """URL of an agent that already runs; no other one is started then."""
     submit_at: Mapping[str, float] = field(default_factory=dict)
-    """By job name: seconds on the timeline at which the job is submitted; all others are submitted at the start."""
+    """Seconds on the timeline at which jobs are submitted, by job name; others are submitted at the start."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """By job name: the text of its job file, kept as `job.yaml`; default: the job as JSON (which is YAML)."""
+    """Text of job files, kept as `job.yaml`, by job name; default: the job as JSON (which is YAML)."""
     stop_wall_seconds: float = STOP_WALL_SECONDS
     """Seconds between SIGTERM and SIGKILL."""
     restart_wall_seconds: float = 1.0
     """Seconds before the first restart of a failed leader; doubled by each further failure."""
     grace_wall_seconds: float = 10.0
-    """A leader may continue for this long after its budget, or a tenth of the budget if that is longer, before it is
-    ended. It covers the last evaluation and checkpoint, whose length does not shrink with the time scale or budget."""
+    """Seconds for which a leader may continue after its budget, or a tenth of the budget if longer, before it is ended.
+    They cover the last evaluation and checkpoint, whose length does not shrink with the time scale or budget."""
     start_up_allowance_wall_seconds: float = Timing().start_up_allowance
-    """A leader that sends no report is counted as training when it has run for this long."""
+    """Run time after which a leader without reports counts as training."""
     poll_wall_seconds: float = 0.03
-    """The least time between two looks at processes and their files. They are looked at when one ends or is written;
-    where the machine cannot tell of that, so often: two `stat`s a job, some microseconds."""
+    """Minimum time between two checks of processes and their files, which follow the end of one or a write. Where the
+    machine does not report these, the interval of checks: two `stat`s per job, some microseconds."""
 
     @property
     def timing(self) -> Timing:
-        """The settings that the state machine of a job uses, in budget seconds."""
+        """The settings for the state machine of a job, in budget seconds."""
         return Timing(
             start_up_allowance=self.start_up_allowance_wall_seconds,
             restart=self.restart_wall_seconds,
-            report=0.0,  # a process that has ended has written its report
+            report=0.0,  # an ended process has written its report
             leave=_LEAVE_WALL_SECONDS,
         ).scaled(self.time_scale)
 
@@ -129,7 +129,7 @@ class LocalSettings:
                 raise LocalRunError(f"{change}: times must be 0 or more, and the change not 0")
             total += change.change
             if total < 0:
-                raise LocalRunError(f"{-change.change} GPUs go at {change.at_seconds:g} s where fewer are left")
+                raise LocalRunError(f"{-change.change} GPUs depart at {change.at_seconds:g} s, when fewer are left")
             most = max(most, total)
         if most > MAX_GPUS:
             raise LocalRunError(f"the run has up to {most} GPUs at once; at most {MAX_GPUS} are allowed")
@@ -156,13 +156,13 @@ class RunState(Record):
     timeline_seconds: float = Field(ge=0)
     changes_done: int = Field(ge=0)
     policy_memory: str = ""
-    """What the policy remembers (`espalier_operator.policies.memory`)."""
+    """The policy's memory (`espalier_operator.policies.memory`)."""
     jobs: tuple[KeptJob, ...]
 
 
 @contextmanager
 def run_lock(directory: Path) -> Iterator[None]:
-    """Lock `directory` for this run; the kernel releases the lock when the process dies. `LocalRunError` if locked."""
+    """Lock `directory` for this run until the process dies at the latest. Raises `LocalRunError` if it is locked."""
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(directory))
@@ -176,10 +176,10 @@ def run_lock(directory: Path) -> Iterator[None]:
 
 
 def resumed(state: JobState, terms: JobTerms, report: Report | None = None) -> JobState:
-    """Return the state in which a resumed run starts: jobs that ran wait again, and nobody holds GPUs.
+    """Return the state in which a resumed run starts: jobs that ran wait again, and no job holds GPUs.
 
-    A job that has failed is taken up again, with its budget as it was used; only a complete one has ended for good. Of
-    a trainer that hung, what it had used by its last `report` counts.
+    A failed job is resumed with its used budget; only a complete one has ended for good. If its trainer hung, only the
+    use up to its last `report` counts.
     """
     if state.outcome is not None and state.outcome.failed:
         if state.outcome.reason is Reason.BUDGET_ENFORCED and report is not None:
@@ -191,7 +191,7 @@ def resumed(state: JobState, terms: JobTerms, report: Report | None = None) -> J
 
 
 def begins_again(kept: KeptJob, folder: Path) -> bool:
-    """Return whether a job has failed and left nothing in its folder to resume: then its budget is whole again."""
+    """Return whether a job has failed and left nothing to resume in its folder, so that its budget is whole again."""
     outcome = kept.state.outcome
     if outcome is None or not outcome.failed:
         return False
@@ -200,7 +200,7 @@ def begins_again(kept: KeptJob, folder: Path) -> bool:
 
 
 def begun_again(kept: KeptJob) -> KeptJob:
-    """Return the job with nothing used of its budgets."""
+    """Return the job with unused budgets."""
     whole = replace(kept.state, used_seconds=0.0, gpu_seconds_used=0.0, trained=False, completed_workers=())
     return kept.model_copy(update={"state": whole})
 
@@ -211,9 +211,9 @@ def digest(job: AdaptiveTrainingJob) -> str:
 
 
 def load_state(directory: Path, jobs: list[AdaptiveTrainingJob]) -> RunState | None:
-    """Return the state that an earlier run of these jobs left in `directory`, None where there is none.
+    """Return the state of an earlier run of these jobs in `directory`; None where there is none.
 
-    `LocalRunError` where it is damaged, of other jobs, or of other specifications of jobs that have not failed.
+    Raises `LocalRunError` where it is damaged, of other jobs, or of other specifications of jobs that have not failed.
     """
     path = directory / STATE_FILE
     try:
@@ -227,13 +227,13 @@ def load_state(directory: Path, jobs: list[AdaptiveTrainingJob]) -> RunState | N
     now = {job.key: digest(job) for job in jobs}
     if set(before) != set(now):
         raise LocalRunError(
-            f"{path}: is of a run of {', '.join(sorted(before))}, not of {', '.join(sorted(now))}; "
+            f"{path}: belongs to a run of {', '.join(sorted(before))}, not of {', '.join(sorted(now))}; "
             "choose another output folder, or remove this one"
         )
     changed = sorted(key for key in now if now[key] != before[key] and key not in failed)
     if changed:
         raise LocalRunError(
-            f"{path}: the specification of {', '.join(changed)} was another one when this run began; "
+            f"{path}: the specification of {', '.join(changed)} has changed since this run began; "
             "choose another output folder, or remove this one"
         )
     return state

@@ -1,4 +1,4 @@
-"""The workers of the jobs of a local run: the GPUs of this machine that they hold, and their processes."""
+"""Workers of the jobs of a local run: their GPUs of this machine, and their processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from espalier_operator.local.settings import GpuChange, LocalRunError
 from espalier_operator.model import WorkerRole
 
 CUDA_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
-"""The environment variable that lists the CUDA devices that a process sees; empty: none."""
+"""The environment variable that lists the CUDA devices visible to a process; empty: none."""
 LEADER_PID_FILE: Final = "trainer.pid"
 Starter = Callable[..., Process]
 """Starts a process: `Process`, or a replacement in tests."""
@@ -58,19 +58,19 @@ class Gpus:
 
     @property
     def total(self) -> int:
-        """GPUs present."""
+        """Number of GPUs present."""
         return len(self._present)
 
     @property
     def free(self) -> list[str]:
-        """The GPUs that nobody holds."""
+        """The GPUs without a holder."""
         held = {device for devices in self._held.values() for device in devices}
         return [device for device in self._present if device not in held]
 
     def change(self, count: int, precious: Sequence[str] = ()) -> list[Holder]:
-        """Add `count` GPUs, or remove that many where it is negative; return the workers that lose theirs.
+        """Add `count` GPUs, or remove -`count`; return the workers that lose theirs.
 
-        Free ones go first, then lent ones, then base ones; among jobs the last in `precious` loses first.
+        Free GPUs go first, then lent ones, then base ones; among jobs the last in `precious` loses first.
         """
         if count < 0:
             return self._depart(-count, precious)
@@ -81,7 +81,7 @@ class Gpus:
         names = self._devices or [str(number) for number in range(len(self._present) + count)]
         absent = [name for name in names if name not in self._present]
         if len(absent) < count:
-            raise LocalRunError(f"{count} more GPUs are to come and {len(absent)} devices are left")
+            raise LocalRunError(f"{count} more GPUs must arrive, and only {len(absent)} devices are left")
         self._present += absent[:count]
 
     def _depart(self, count: int, precious: Sequence[str]) -> list[Holder]:
@@ -127,11 +127,11 @@ class Gpus:
         }
 
     def held(self, job: str) -> int:
-        """Return how many GPUs the job's workers hold."""
+        """Return the number of GPUs that the job's workers hold."""
         return sum(len(devices) for holder, devices in self._held.items() if holder.job == job)
 
     def renumber_extra(self, job: str) -> None:
-        """Close gaps in the indices of the job's extra workers: in processes nothing depends on an index."""
+        """Close gaps in the indices of the job's extra workers; their processes do not depend on the index."""
         for new, (old, devices) in enumerate(self.of(job, WorkerRole.EXTRA).items()):
             del self._held[Holder(job, WorkerRole.EXTRA, old)]
             self._held[Holder(job, WorkerRole.EXTRA, new)] = devices
@@ -162,7 +162,7 @@ def cuda_devices() -> tuple[str, ...]:
     present = tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
     if visible is None:
         return present
-    # CUDA ignores what follows a name that is none: -1, or an index beyond the last device.
+    # CUDA ignores all names after an invalid one, such as -1 or an index beyond the last device.
     names = (name.strip() for name in visible.split(","))
     return tuple(itertools.takewhile(lambda name: name in present or name.startswith(_DEVICE_UUIDS), names))
 
@@ -191,7 +191,7 @@ class Timeline:
         return self._changes[: self.done]
 
     def departing(self) -> tuple[int, float | None]:
-        """Return the GPUs whose departure is announced, and the seconds until the first of them goes."""
+        """Return the number of GPUs whose departure is announced, and the seconds until the first departs."""
         announced = [
             change
             for change in self._changes[self.done :]
@@ -203,7 +203,7 @@ class Timeline:
 
     @property
     def next_in(self) -> float:
-        """The seconds until GPUs come or go, or that is announced; infinite for never."""
+        """Seconds until the next arrival, departure or announcement of GPUs; infinite for never."""
         moments = (
             moment
             for change in self._changes[self.done :]
@@ -218,28 +218,28 @@ class Timeline:
 
 
 class LeaderProcess:
-    """Starts leaders, one after the other, and notices how they end."""
+    """Starts leaders, one after the other, and records their ends."""
 
     def __init__(self, directory: Path, start: Starter = Process) -> None:
         """Nothing runs yet; log and pid file go to `directory`."""
         self._directory, self._start = directory, start
         self.process: Process | None = None
         self.incarnation: WorkerStart | None = None
-        """The leader that was started last."""
+        """The leader started last."""
         self._attempt = 0
-        """Its attempt."""
+        """Attempt of that leader."""
         self.exit_code: int | None = None
         self._log_began = 0
         """Bytes of the log that earlier leaders have written."""
 
     @property
     def id(self) -> str:
-        """Name of the leader that was started last, '' where there is none."""
+        """Id of the leader started last; '' where there is none."""
         return "" if self.incarnation is None else self.incarnation.id
 
     @property
     def is_lost(self) -> bool:
-        """Whether its GPUs are gone."""
+        """Whether the leader's GPUs are gone."""
         return self.incarnation is not None and self.incarnation.lost is not None
 
     def of(self, attempt: int) -> WorkerStart | None:
@@ -247,7 +247,7 @@ class LeaderProcess:
         return self.incarnation if attempt == self._attempt else None
 
     def start(self, command: Sequence[str], variables: Mapping[str, str], attempt: int, now: float) -> None:
-        """Start it with these environment variables in addition. Raises `OSError` where that is not possible."""
+        """Start a leader with these additional environment variables. Raises `OSError` where that is not possible."""
         log = self._directory / TRAINER_LOG
         self.exit_code, self._log_began = None, size(log)
         self.process = self._start(command, {**os.environ, **variables}, log, self._directory / LEADER_PID_FILE)
@@ -255,11 +255,11 @@ class LeaderProcess:
         self.incarnation = WorkerStart(id=uuid.uuid4().hex, running=True, started_at=now)
 
     def poll(self) -> int | None:
-        """Return the exit code of a process that has ended and is not recorded yet."""
+        """Return the exit code of a process whose end is not recorded yet."""
         return None if self.process is None else self.process.poll()
 
     def ended(self, code: int, now: float) -> None:
-        """Record its end, unless it is the end of its GPUs: `lost` says so already."""
+        """Record the leader's end, unless it was killed as its GPUs are gone, which `lost` records."""
         if self.incarnation is None:
             return
         self.process, self.exit_code = None, code
@@ -270,7 +270,7 @@ class LeaderProcess:
             self.incarnation = replace(self.incarnation, end=end)
 
     def lose(self, reason: Reason) -> None:
-        """Kill it: its GPUs are gone."""
+        """Kill the leader, whose GPUs are gone."""
         if self.process is not None and self.incarnation is not None:
             self.incarnation = replace(self.incarnation, lost=reason)
             self.process.kill()
@@ -290,7 +290,7 @@ class WorkerSpec:
 
     @property
     def key(self) -> Hashable:
-        """What makes it the same worker: its GPUs. Its index may change, when one before it goes."""
+        """Identity of the worker: its GPUs. Its index changes when an earlier worker goes."""
         return self.devices or (self.role, self.index)
 
     @property
@@ -310,7 +310,7 @@ class LocalWorkers:
         stop_wall_seconds: float,
         start: Callable[..., Process] = Process,
     ) -> None:
-        """Logs and pid files go to `directory`; `warn(reason, message)` is called if a process ends by itself.
+        """Take the `directory` of logs and pid files; `warn(reason, message)` is called if a process ends by itself.
 
         `stop_wall_seconds` is the time between SIGTERM and SIGKILL.
         """
@@ -320,7 +320,7 @@ class LocalWorkers:
         self._ending: list[Process] = []
         self._backoff: defaultdict[Hashable, Backoff] = defaultdict(Backoff)
         self._base: dict[int, tuple[int, WorkerStart]] = {}
-        """By index: the last attempt of a base worker that was started, and its outcome."""
+        """Last started attempt of each base worker, and its outcome, by index."""
 
     @property
     def has_ended(self) -> bool:
@@ -340,10 +340,10 @@ class LocalWorkers:
         now: float,
         may_start_base: bool,
     ) -> None:
-        """End the processes of workers that are not wanted, notice those that ended, start those that are missing.
+        """End processes of unwanted workers, record ends, and start missing processes.
 
-        An extra worker is restarted here, after a pause. The end of a base worker is judged by the job's rules, which
-        also say when base workers `may_start_base`: each attempt is started once.
+        An extra worker is restarted here, after a pause. The job's rules judge the end of a base worker and decide when
+        base workers `may_start_base`: each attempt is started once.
         """
         self._ending = [process for process in self._ending if process.poll() is None]
         specs = {spec.key: spec for spec in wanted}
@@ -367,7 +367,7 @@ class LocalWorkers:
                 self._start(spec, command, variables, now)
 
     def end(self, now: float) -> None:
-        """End all."""
+        """End all processes."""
         self.look((), (), {}, now, may_start_base=False)
 
     def _start(self, spec: WorkerSpec, command: Sequence[str], variables: Mapping[str, str], now: float) -> None:

@@ -1,9 +1,9 @@
-"""The planner: a snapshot in, actions and reasons out. Pure: no clock, no I/O, no state between calls.
+"""The planner: makes actions and reasons from a snapshot. Pure: no clock, no I/O, no state between calls.
 
 Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` checks each by its number.
 
-1.  Never more GPUs than exist: what is granted fits into what ready, schedulable nodes have free, node by node, on
-    nodes that the job's constraints admit, whatever nodes the policy wishes.
+1.  Never more GPUs than exist: grants fit into the free GPUs of ready, schedulable nodes, node by node, on nodes that
+    the job's constraints admit, whatever nodes the policy prefers.
 2.  A GPU is held while its worker is pending, running or terminating; only a worker's absence frees it.
 3.  A promise (extra workers granted, not yet seen) is counted until they are seen or it expires. The base workers
     of an admitted job are always counted.
@@ -14,24 +14,23 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     job waits for their quota, or where the policy preempts and an earlier job waits for them (`preemption`), or its own
     share is of another type of GPU and there is room for it there, or it has no share and makes that room, or its
     node is about to go.
-5.  Every lent GPU has a holder that has reported, trains and may grow; what it may no longer hold, by its terms or by
-    its share, is reclaimed. A GPU is reclaimed by a notice, followed by the holder's acknowledgement or the deadline.
-    Only GPUs that no longer exist are released without a notice.
-6.  Lent GPUs never delay base GPUs or other people's pods by more than one notice, or the stop of their holder.
-    Other people's pods count only on nodes that their constraints admit: one that fits on no node delays nobody.
+5.  Every lent GPU has a holder that has reported, trains and may grow; GPUs that it may no longer hold, by its terms
+    or by its share, are reclaimed. A GPU is reclaimed by a notice, followed by the holder's acknowledgement or the
+    deadline. Only GPUs that no longer exist are released without a notice.
+6.  Lent GPUs never delay base GPUs or foreign pods by more than one notice, or the stop of their holder. Foreign pods
+    count only on nodes that their constraints admit: a pod that fits on no node delays no job.
 7.  The extra workers of an allocation do not increase within `cooldownSeconds` of their last change. To give extra
     GPUs to another job, or for a smaller share, they are not reduced within `minRuntimeSeconds` of their last change;
     where they must be reduced anyway, not within `minRuntimeSeconds` of their last increase.
-8.  Every unfinished job is named by an action or a refusal with its reason.
+8.  An action or a refusal with its reason names every unfinished job.
 9.  Planning is idempotent: once grants and notices are applied, the next plan is empty. Ends and releases free GPUs,
-    so the next plan may use these GPUs, and nothing else. Workers of several GPUs may need one more reclaim if they
+    so the next plan may use these GPUs, and nothing else. Workers with several GPUs may need one more reclaim if they
     are bound to other nodes.
 
-Queue: in the policy's order, with EASY backfilling (`reservations`). A job that must wait keeps the GPUs on which it
-starts at the latest, when those that run have used up their budgets; jobs after it start before it where they do not
-delay it. GPUs that are idle meanwhile are lent as extra GPUs, which can be reclaimed within one notice. A job that
-would not fit even if all our jobs had ended keeps none: it is too large, or waits for pods of others, which may never
-leave.
+Queue: in the policy's order, with EASY backfilling (`reservations`). A job that must wait reserves the GPUs on which it
+starts at the latest, when running jobs have used up their budgets; later jobs start before it where they do not delay
+it. GPUs that are idle meanwhile are lent as extra GPUs, which can be reclaimed within one notice. A job that would not
+fit even if all our jobs had ended reserves none: it is too large, or waits for foreign pods, which may never leave.
 """
 
 from __future__ import annotations
@@ -53,45 +52,45 @@ from espalier_operator.policies.learned import FALLBACK
 
 
 def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
-    """Return what to do at `now`, with the reason for everything done and everything refused.
+    """Return the plan at `now`, with a reason for each action and refusal.
 
-    Each step works with what the earlier ones left.
+    Each step works with the rest of the earlier ones.
     """
     record, workers = PlanBuilder(now), WorkerIndex(snapshot.workers)
     ledger = QueueUsage(snapshot.queues, snapshot.held_claims())
     limits = JobLimits(record, ledger, snapshot.rules, now)
 
-    # 1. End, stop or requeue jobs, each by what is known of it alone.
+    # 1. End, stop or requeue jobs, each by its own facts.
     unfinished = [limits.within_limits(job) for job in snapshot.jobs if not job.finished]
     for job in unfinished:
         limits.end(job)
     for claim, gpu_type in snapshot.stopping_claims():
         ledger.give_back(claim, gpu_type)
 
-    # 2. Let the policy decide about the others: in which order they are served, and what each may hold.
+    # 2. Get the policy's decision about the others: their order, and the share of each.
     jobs = OpenJobs.by(policy, snapshot, record, unfinished, now)
     record.wake(jobs.decision.until)
 
-    # 3. Release the extra workers that jobs have given back or lost, and ask for those that they may no longer hold.
+    # 3. Release extra workers that jobs have given back or lost, and reclaim those that they may no longer hold.
     promises = {promise.job: promise for promise in snapshot.promises}
     kept = {
         job.key: limits.extra_kept(job, jobs.order, promises.get(job.key), len(workers.extras[job.key]))
         for job in jobs.running
     }
 
-    # 4. Count what nodes have, now and once all that is leaving has left. Keep GPUs for workers on their way to them.
+    # 4. Count the GPUs of nodes, now and after all pending releases. Keep GPUs for workers on their way to them.
     cycle = PlanningCycle(snapshot, jobs, workers, record, ledger, limits, kept, now)
     cycle.hold_granted(promises)
 
-    # 5. Reclaim what is lent on nodes that lose GPUs, and move jobs off nodes that are about to go.
+    # 5. Reclaim loans on nodes that lose GPUs, and move jobs off nodes that are about to go.
     node_requests = NodeRequests(cycle)
     claims = Claims(cycle, node_requests)
     claims.leave_departing_gpus()
 
-    # 6. Find GPUs for base workers that have lost theirs, and for pods of others. Jobs that find none wait again.
+    # 6. Find GPUs for base workers that have lost theirs, and for foreign pods. Jobs that find none wait again.
     claims.place()
 
-    # 7. Admit waiting jobs in order: on free GPUs, on reclaimed ones, or on those of jobs that yield. One that must
+    # 7. Admit waiting jobs in order: on free GPUs, on reclaimed ones, or on GPUs of jobs that yield. A job that must
     # wait reserves GPUs; later ones are backfilled.
     Admission(cycle, node_requests).admit()
 
@@ -101,30 +100,30 @@ def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
     # 9. Lend the GPUs that are left, one extra worker at a time.
     Lending(cycle).lend()
 
-    # 10. Give notice to each job of which extra workers were reclaimed.
+    # 10. Give notice to each job whose extra workers are reclaimed.
     cycle.give_notice()
     return cycle.result()
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A plan, and what it was made by."""
+    """A plan, and the circumstances of its making."""
 
     snapshot: Snapshot
-    """Without memory where the policy cannot decide by that."""
+    """The planned snapshot, without the policy's memory where the policy cannot use it."""
     plan: Plan
     unusable: Exception | None = None
-    """Why the policy starts with an empty memory."""
+    """The error for which the policy starts with an empty memory."""
     raised: Exception | None = None
-    """What the policy raised; then `FALLBACK` has decided in its place, and it keeps its memory."""
+    """The error raised by the policy; `FALLBACK` has then decided in its place, and it keeps its memory."""
 
 
 def plan_resumed(snapshot: Snapshot, policy: Policy, now: float) -> Resumed:
-    """Plan, with an empty memory where the policy cannot decide by what it remembers."""
+    """Plan, with an empty memory where the policy cannot use its own."""
     try:
         return Resumed(snapshot, plan(snapshot, policy, now))
     except Exception as error:
-        # What is in it may be anything. It must not keep a scheduler from starting.
+        # The memory may contain anything, and must not keep a scheduler from starting.
         if not snapshot.policy_memory:
             raise
         unusable = error
@@ -135,7 +134,7 @@ def plan_resumed(snapshot: Snapshot, policy: Policy, now: float) -> Resumed:
 def plan_safely(snapshot: Snapshot, policy: Policy, now: float, *, resumed: bool = True) -> Resumed:
     """Plan, by `FALLBACK` where the policy raises; `resumed` as for `plan_resumed`.
 
-    A policy may be of anybody's package, and what it decides from comes from anybody's jobs.
+    A policy may come from any package, and its input from anybody's jobs.
     """
     try:
         return plan_resumed(snapshot, policy, now) if resumed else Resumed(snapshot, plan(snapshot, policy, now))

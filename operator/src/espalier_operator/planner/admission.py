@@ -1,4 +1,4 @@
-"""Who starts, in turn: what a waiting job lacks, and whose quota it waits for."""
+"""Admission of waiting jobs in order, with the checks of nodes, quotas and GPUs."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Admission:
         self._unmet: list[JobFacts] = []
         """Jobs that get no GPUs of the nodes that there are, in order."""
         running = [job for job in cycle.running if job.terms.base_preemptible] if cycle.order.preempts else []
-        # Those on another type of GPU than theirs yield last, or move.
+        # Jobs on another type of GPU than their share's yield last, or move.
         self._preemptor = Preemptor(cycle, sorted(running, key=cycle.order.is_elsewhere))
         self._moves = GpuTypeMigrations(cycle, self._preemptor)
         self._starting = Starting(cycle, self._preemptor)
         self._elsewhere: dict[str, list[NodePool]] = {}
-        """By job that waits on GPUs of its quota: where it might start if its queue borrows."""
+        """Node pools on which jobs that wait for GPUs of their quota might start if their queue borrows."""
         self._preemptible = cycle.preemptible()
         self._known_node_pools: dict[tuple[str | None, Constraints, int, int, str | None], list[NodePool]] = {}
 
     def admit(self) -> None:
-        """Start waiting jobs in order; one that must wait is not delayed by those after it.
+        """Start waiting jobs in order; a job that must wait is not delayed by later ones.
 
-        Those whose queue must borrow for them come after all others; so do those that wait for GPUs of their quota and
+        Jobs whose queue must borrow for them come after all others; so do jobs that wait for GPUs of their quota and
         might borrow others.
         """
         borrowers: list[JobFacts] = []
@@ -60,7 +60,7 @@ class Admission:
         self._starting.end_reservations()
 
     def _between_types(self) -> list[JobFacts]:
-        """Return the jobs that save their checkpoints, or just have, to start again on another type of GPU."""
+        """Return the jobs that are saving their checkpoints, or have just done so, to move to another type of GPU."""
         return [
             job
             for job in [*self._cycle.running, *self._cycle.requeued]
@@ -71,9 +71,9 @@ class Admission:
         ]
 
     def _admit_in_turn(self, job: JobFacts, *, borrowing: bool) -> bool:
-        """Start a waiting job, or refuse it; return False where its queue must borrow for it to start at once.
+        """Start a waiting job, or refuse it.
 
-        That is done later.
+        Return False where its queue must borrow for it to start at once, which is tried later.
         """
         terms, gpus, workers = job.terms, job.terms.gpus_per_worker, job.terms.min_replicas
         wished, claim, are_barred = self._cycle.order.gpu_type(job), job.claim, False
@@ -114,7 +114,7 @@ class Admission:
             if self._would_have_room_in_namespace(job):
                 self._record.refuse(job, self._reclaim_quota(job, types))
                 self._cycle.ledger.wait(claim, types)
-            else:  # it could not start with the quota either, and others would only borrow that again
+            else:  # it could not start even with the quota, which others would only borrow again
                 self._record.refuse(job, Reason.QUOTA_EXCEEDED)
         elif not self._gets_room_in_namespace(job, allowed):
             self._record.refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
@@ -132,10 +132,10 @@ class Admission:
         return True
 
     def _gets_room_in_namespace(self, job: JobFacts, node_pools: Sequence[NodePool]) -> bool:
-        """Return whether the ResourceQuotas of its namespace do not keep a job from starting on one of `node_pools`.
+        """Return whether the ResourceQuotas of its namespace allow a job to start on one of `node_pools`.
 
-        They have room for all its base workers, or would have it without extra workers that are lent in the namespace.
-        These are reclaimed, and the job waits for that, once the GPUs are there: until then it waits for GPUs.
+        They have room for all its base workers, or would have it without extra workers in the namespace. These are
+        reclaimed, and the job waits for that, once the GPUs are there: until then it waits for GPUs.
         """
         namespaces, workers = self._cycle.namespaces, job.terms.min_replicas
         if not namespaces.is_closed(job) and namespaces.fits(job, workers):
@@ -151,14 +151,15 @@ class Admission:
         return False
 
     def _would_have_room_in_namespace(self, job: JobFacts) -> bool:
-        """Return whether ResourceQuotas have room for a job, or would have it without what is lent in its namespace."""
+        """Return whether ResourceQuotas have room for a job, or would have it without the loans in its namespace."""
         namespaces = self._cycle.namespaces
         fits = not namespaces.is_closed(job) and namespaces.fits(job, job.terms.min_replicas)
         return fits or self._lent_that_keeps_out(job) is not None
 
     def _lent_that_keeps_out(self, job: JobFacts) -> list[ExtraWorker] | None:
-        """Return the loans in the namespace of a job without which its ResourceQuotas would have room; None: others
-        keep it out, too.
+        """Return the loans in the namespace of a job without which its ResourceQuotas would have room.
+
+        None: without them there would be no room either.
         """
         namespaces, workers = self._cycle.namespaces, job.terms.min_replicas
         if namespaces.is_closed(job) or not namespaces.could_ever_fit(job, workers):
@@ -167,9 +168,9 @@ class Admission:
         return None if lacks is None else self._cycle.reclaims.lent_in_namespace(job.key, lacks)
 
     def _reclaim_quota(self, job: JobFacts, gpu_types: Iterable[str]) -> Reason:
-        """Stop jobs that hold the quota that `job` needs, as few as free enough of one type; return why it waits.
+        """Stop the fewest jobs that free enough quota of one type for `job`; return the reason for which it waits.
 
-        Where it is that of other queues they have borrowed it; where it is its own the policy must preempt.
+        Jobs of other queues must have borrowed the quota; for jobs of its own queue, the policy must preempt.
         """
         reason = Reason.QUOTA_EXCEEDED
         for gpu_type in gpu_types:
@@ -197,7 +198,7 @@ class Admission:
     def _borrowers(self, job: JobFacts, gpu_type: str, lacks: int) -> tuple[list[JobFacts], int]:
         """Return running jobs that would give back `lacks` borrowed GPUs, in the order of `preemptible`.
 
-        And how many GPUs others would, which have not run for as long as their terms ask.
+        Also return the number of GPUs of other such jobs, which have not run for their minimum runtime yet.
         """
         found: list[JobFacts] = []
         given: Counter[str] = Counter()
@@ -221,9 +222,9 @@ class Admission:
     def _wished_node_pools(
         self, gpu_type: str | None, constraints: Constraints, gpus: int, workers: int, wished: str | None
     ) -> list[NodePool]:
-        """Return the same, and of them only those of the type that the policy wishes, if there are any.
+        """Return the large enough node pools, only those of the policy's `wished` type if there are any.
 
-        Many jobs wait that are alike, so they are looked up once.
+        The result is cached, as many waiting jobs are alike.
         """
         kind = gpu_type, constraints, gpus, workers, wished
         node_pools = self._known_node_pools.get(kind)

@@ -1,4 +1,4 @@
-"""GPUs for workers that are already owed them, and from nodes that lose theirs."""
+"""GPUs for granted workers and foreign pods, and reclaims from nodes that lose GPUs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from espalier_operator.planner.lifecycle import obstacle
 from espalier_operator.planner.provisioning import NodeRequests
 
 _MOST_LOOKS: Final = 2000
-"""The most nodes that are looked at in a plan, for pods of others that kube-scheduler keeps from nodes with GPUs for
-them. Other such pods are left to it."""
+"""Maximum number of nodes examined in a plan for foreign pods that kube-scheduler keeps from nodes with GPUs for them.
+Further such pods are left to it."""
 
 _BY_SCHEDULER: Final = (Reason.UNSCHEDULABLE, Reason.VOLUME_UNAVAILABLE)
-"""Why kube-scheduler finds no node for a worker."""
+"""Reasons for which kube-scheduler finds no node for a worker."""
 
 
 class Claims:
@@ -29,19 +29,19 @@ class Claims:
     def __init__(self, cycle: PlanningCycle, node_requests: NodeRequests) -> None:
         self._cycle, self._record, self._node_requests = cycle, cycle.record, node_requests
         self._barred: set[str] = set()
-        """Jobs of which a worker waits until a node is tried again."""
+        """Jobs with a worker that waits until a node is tried again."""
         since = cycle.now - cycle.rules.dip_seconds
         missing = ((node.name, node.missing(since)) for node in cycle.snapshot.nodes if node.fell)
         self._dips = {node: gpus for node, gpus in missing if gpus}
-        """By node: GPUs that it has just lost, and that may return."""
+        """GPUs that each node has just lost and that may return."""
 
     def leave_departing_gpus(self) -> None:
-        """Reclaim lent workers on nodes that have, or will have, fewer GPUs than are held there.
+        """Reclaim extra workers on nodes that have, or will have, fewer GPUs than are held there.
 
         Where that is not enough on a node whose GPUs are announced to go, jobs that allow it are moved: all, or as many
-        as hold the GPUs that go, in the order of `PlanningCycle.preemptible`. They give back
-        what they are lent as they stop: a notice first would cost time that such a node does not have. GPUs that have
-        just vanished without a sign may return, so they are not lost yet.
+        as hold the departing GPUs, in the order of `PlanningCycle.preemptible`. They give back their loans as they
+        stop, as a notice first would take time that such a node does not have. GPUs that have just vanished unannounced
+        may return, so they are not lost yet.
         """
         cycle, patience = self._cycle, self._cycle.rules.dip_seconds
         departures = {node.name: node.departs_at for node in cycle.snapshot.nodes if node.departing}
@@ -63,10 +63,10 @@ class Claims:
         cycle.stop(moves, Reason.NODE_DEPARTING)
 
     def place(self) -> None:
-        """Reclaim GPUs for workers that are already owed them: base workers of running jobs, pods of others.
+        """Find or reclaim GPUs for base workers of running jobs that lack them, and for foreign pods.
 
-        A job whose leader is in its last evaluation, or past it, does not wait again for those that it has lost: it
-        ends soon, and needs only its leader.
+        A job whose leader is in its last evaluation, or past it, does not wait again for lost workers: it ends soon and
+        needs only its leader.
         """
         places, bound = self._cycle.places, self._cycle.worker_index.bound
         for job in places.choosiest_first(self._cycle.running):
@@ -81,7 +81,7 @@ class Claims:
                 continue
             supply = self._claim(job)
             waits = supply is Supply.NEVER or job.key in self._barred
-            # A loan of which a part is on its way is asked for more after that: the node may still be the right one.
+            # A part of what it needs may be on its way by a reclaim: the node may still be the right one.
             moved = tuple(
                 worker.index
                 for worker in places.moved[job.key]
@@ -90,16 +90,16 @@ class Claims:
             if waits and (given_up := self._given_up(job, supply)) is not None:
                 self._record.act(given_up)
             elif moved and self._cycle.reclaims.is_asked(job.key):
-                continue  # it gets what it is lent itself; its workers are made again once that is given back
-            elif moved:  # also where there is no other node for them yet: they would take GPUs that nobody counts
+                continue  # it gets its own loan back; its workers are recreated after that
+            elif moved:  # even without another node for them yet: they would take uncounted GPUs
                 self._record.act(Replace(job=job.key, workers=moved, pinned=job.pinned, reason=Reason.GPU_LOST))
             elif obstacle(job) not in _BY_SCHEDULER or (supply is Supply.NOW and not waits):
                 self._doubt(job)
         self._serve_others()
 
     def _given_up(self, job: JobFacts, supply: Supply) -> Requeue | None:
-        """Return what lets a job wait again that has no GPUs for a base worker, or must not use them yet; None where it
-        keeps its others: it ends soon, or will have them soon.
+        """Return a requeue of a job that has no GPUs for a base worker, or must not use them yet; None where it keeps
+        its other workers, as it ends soon or will have the GPUs soon.
         """
         if supply is Supply.NEVER:
             return None if job.evaluating or self._may_return(job) else self._give_up(job)
@@ -109,7 +109,7 @@ class Claims:
         return None
 
     def _may_return(self, job: JobFacts) -> bool:
-        """Return whether a node that has just lost GPUs would have room for a worker of a job if they returned."""
+        """Return whether a node that has just lost GPUs would have room for a worker of the job if they returned."""
         node_pool, gpus, capacity = self._cycle.places.node_pool(job), job.terms.gpus_per_worker, self._cycle.capacity
         dips = (
             (node, ResourceVector(lost, ())) for node, lost in self._dips.items() if capacity.is_in(node_pool, node)
@@ -117,7 +117,7 @@ class Claims:
         return any(capacity.fits_with(node, node_pool, gpus, lost) for node, lost in dips)
 
     def _serve_others(self) -> None:
-        """Reclaim GPUs for pods of others, where kube-scheduler could bind them."""
+        """Keep or reclaim GPUs for foreign pods where kube-scheduler could bind them."""
         hopeless: set[tuple[str | None, int, Constraints, int]] = set()
         looks = _MOST_LOOKS
         for foreign in self._cycle.worker_index.foreign:
@@ -134,10 +134,10 @@ class Claims:
                 hopeless.add(kind)
 
     def serve_queued(self) -> None:
-        """Keep GPUs, free or lent, for workloads that a queueing system is to admit, where all their pods get some.
+        """Keep or reclaim GPUs for workloads that wait for a queueing system, where all their pods get some.
 
-        Whatever it waits for, a quota or nodes: GPUs that are lent may be what it counts. Where they are free, and it
-        waits all the same, extra workers that have their quota of the same system give it back.
+        The system may wait for quota or nodes, and may count lent GPUs as used. If GPUs are free and it still waits,
+        extra workers with quota of the same system give it back.
         """
         for queued in self._cycle.worker_index.queued:
             for node_pool in self._cycle.places.node_pools(queued.gpu_type, queued.constraints):
@@ -149,7 +149,7 @@ class Claims:
                     break
 
     def _claim(self, job: JobFacts) -> Supply:
-        """Keep GPUs for base workers of a running job that are not bound; return when the last of them has its own."""
+        """Keep GPUs for unbound base workers of a running job; return when the last of them has its GPUs."""
         places, gpus = self._cycle.places, job.terms.gpus_per_worker
         node_pool, pinned = places.node_pool(job), places.pinned[job.key]
         gated = self._cycle.worker_index.gated[job.key]
@@ -165,7 +165,7 @@ class Claims:
                     places.base_nodes[job.key][index] = next(reversed(places.placed(job, mark)), None)
                     break
             else:
-                if self._cycle.avoidance.barred_until(job) is not None:  # it is not made before one is tried again
+                if self._cycle.avoidance.barred_until(job) is not None:  # not created before a node is tried again
                     supplied = self._cycle.pool.obtain([node_pool], gpus, places.near(job))
                     self._barred.add(job.key)
             supply = min(supply, supplied)
@@ -174,31 +174,31 @@ class Claims:
         return supply
 
     def _give_up(self, job: JobFacts) -> Requeue:
-        """Let a job wait again whose workers have lost their GPUs."""
+        """Return a requeue of a job whose workers have lost their GPUs."""
         node_pool = self._cycle.places.node_pool(job)
         if job.trained or not any(
             self._cycle.capacity.is_in(node_pool, node) for node in self._cycle.worker_index.rivals
         ):
-            # Not so where those that find none had scheduling gates, or others were faster.
+            # Nothing was lost where workers without GPUs had scheduling gates, or others were faster.
             had_any = job.trained or self._cycle.worker_index.has_lost_base(job.key, job.base_indexes)
             return Requeue(job=job.key, reason=Reason.GPU_LOST if had_any else Reason.NO_FREE_GPU)
         message = "workers of another Espalier took GPUs of the nodes that were chosen for it"
         return self._outrun(job, Reason.GPU_LOST, message)
 
     def _outrun(self, job: JobFacts, reason: Reason, message: str) -> Requeue:
-        """Let a job wait again that has not trained, as others took a part of what it was granted at the same moment.
+        """Return a requeue of an untrained job, a part of whose grant others took at the same moment.
 
-        For a random time: two gangs that have outrun each other would else do so again.
+        It waits for a random time: two gangs that have outrun each other would otherwise do so again.
         """
         wait = self._cycle.rules.rivalry_seconds * Random(f"{job.key} {job.generation}").random()
         return Requeue(job=job.key, reason=reason, message=message, hold_until=self._cycle.now + wait)
 
     def _doubt(self, job: JobFacts) -> None:
-        """Act on base workers that have been refused for long, though GPUs are free.
+        """Act on base workers that have been refused for long though GPUs are free.
 
-        kube-scheduler may know of more than this planner: volumes, other pods. So it chooses their nodes itself. Where
-        that does not help either, or somebody else refuses them, the job waits again: it holds GPUs that it cannot use.
-        At once where others have visibly taken the room that a ResourceQuota had for it.
+        kube-scheduler may know more than this planner, such as volumes and other pods, so it chooses their nodes
+        itself. Where that does not help either, or something else refuses them, the job waits again, as it holds GPUs
+        that it cannot use. It does so at once where others have visibly taken the room that a ResourceQuota had for it.
         """
         if job.refused_since is None or job.evaluating:
             return
@@ -207,7 +207,7 @@ class Claims:
             self._cycle.namespaces.expect(job, job.terms.min_replicas)
             self._record.act(self._outrun(job, Reason.RESOURCE_QUOTA_EXCEEDED, job.last_failure))
             return
-        # Who else refuses some of the workers says nothing of nodes that were chosen for others.
+        # Other refusals of some workers do not concern the nodes chosen for the rest.
         by_scheduler = reason in _BY_SCHEDULER
         pinned = tuple(sorted(self._cycle.places.pinned[job.key])) if by_scheduler else ()
         seconds = rules.pin_seconds if pinned else rules.placement_seconds

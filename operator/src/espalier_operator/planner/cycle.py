@@ -1,4 +1,4 @@
-"""What the steps of one plan share: the jobs in the policy's order, what nodes have, what is kept, and for whom."""
+"""Shared state of the steps of one plan: jobs in the policy's order, capacity, reclaims and reservations."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from espalier_operator.reclaim.victims import lost_seconds
 
 @dataclass(frozen=True, slots=True)
 class OpenJobs:
-    """The jobs that go on, in the policy's order."""
+    """The jobs that do not end in this cycle, in the policy's order."""
 
     decision: Decision
     order: LendingOrder
     waiting: Sequence[JobFacts]
     running: Sequence[JobFacts]
     requeued: Sequence[JobFacts]
-    """Jobs that go back to the queue in this cycle."""
+    """Jobs that return to the queue in this cycle."""
 
     @classmethod
     def by(cls, policy: Policy, snapshot: Snapshot, record: PlanBuilder, jobs: Sequence[JobFacts], now: float) -> Self:
-        """Return what `policy` decides about `jobs`, the unfinished ones, less those that end by what `record` has."""
-        # One that goes back to the queue in this cycle keeps what the policy remembers of it.
+        """Return the decision of `policy` about the unfinished `jobs`, except those that an action in `record` ends."""
+        # The policy keeps its memory of a job that returns to the queue in this cycle.
         over = {action.job for action in record.actions if not isinstance(action, Requeue | Stop)}
         back = {action.job for action in record.actions if isinstance(action, Requeue)}
         barred = {job.key for job in jobs if job.admitted_at is None and job.external and not job.external.admitted}
@@ -58,13 +58,13 @@ class OpenJobs:
 
 
 class Pool:
-    """GPUs from both sources: those that are free, and those that are lent and can be asked back.
+    """GPUs from both sources: free ones, and lent ones that can be reclaimed.
 
-    It hands out, sets aside and asks back; a need of 0 GPUs is always met.
+    A need of 0 GPUs is always met.
     """
 
     def __init__(self, capacity: Capacity, reclaims: ReclaimQueue) -> None:
-        """Join the two, which write to one transaction."""
+        """Take both sources, which write to one transaction."""
         self._capacity, self._reclaims, self._transaction = capacity, reclaims, capacity.transaction
 
     def take(self, node_pool: NodePool, gpus: int, near: Collection[str] = ()) -> bool:
@@ -76,7 +76,7 @@ class Pool:
         return gpus == 0 or self._capacity.take_gang(node_pool, gpus, workers)
 
     def take_gang_at(self, node_pool: NodePool, gpus: int, nodes: Sequence[str]) -> bool:
-        """Hand out `gpus` (> 0) of each of `nodes` at once, one of them as often as it is named, or nothing."""
+        """Hand out `gpus` (> 0) of each of `nodes` at once, which may repeat, or nothing."""
         mark = self._transaction.mark()
         if all(self._capacity.take_at(node_pool, node, gpus) for node in nodes):
             return True
@@ -84,21 +84,21 @@ class Pool:
         return False
 
     def has_gang(self, node_pool: NodePool, gpus: int, workers: int) -> bool:
-        """Return whether `take_gang` would hand out, on a node pool for workers that need nothing but GPUs."""
+        """Return whether `take_gang` would succeed on a node pool for workers that need only GPUs."""
         return gpus == 0 or self._capacity.has_gang(node_pool, gpus, workers)
 
     def obtain(self, node_pools: Sequence[NodePool], gpus: int, near: Collection[str] = ()) -> Supply:
-        """Keep `gpus` of one node of the first possible node pool; where none are to come, ask for lent ones."""
+        """Keep `gpus` of one node of the first possible node pool; where none will be free, reclaim lent ones."""
         kept = (self._keep(node_pool, gpus, near) for node_pool in node_pools)
         covered = (self._reclaims.cover(node_pool, gpus) for node_pool in node_pools)
         return next(filter(None, chain(kept, covered)), Supply.NEVER)
 
     def obtain_beside(self, node_pools: Sequence[NodePool], gpus: int, barred: int) -> Supply:
-        """Do so for a pod that kube-scheduler keeps from `barred` nodes with GPUs for it, which are not known.
+        """Do the same for a pod that kube-scheduler keeps from `barred` unknown nodes with GPUs for it.
 
-        If no more than that have them, those are the nodes: nothing is kept there, and lent GPUs are asked for
-        elsewhere. If more have them, kube-scheduler has not looked at some yet: GPUs of one node more are kept until
-        it has, so the right ones are among them.
+        If no more nodes than that have GPUs, they are those nodes: nothing is kept there, and lent GPUs are reclaimed
+        elsewhere. If more have GPUs, kube-scheduler has not examined some yet: GPUs of `barred` + 1 nodes are kept
+        until it has, so that the right ones are among them.
         """
         free = self._capacity.close_off(node_pools, gpus, barred + 1)
         supply = self.obtain(node_pools, gpus) if len(free) <= barred else Supply.NOW
@@ -108,9 +108,9 @@ class Pool:
         return supply
 
     def await_gang(self, node_pool: NodePool, gpus: int, workers: int) -> Supply:
-        """Keep `gpus` for each of `workers`, asking for lent ones; or nothing at all where that is too few.
+        """Keep `gpus` for each of `workers`, with reclaims of lent ones; keep nothing where that is not enough.
 
-        The answer is that of the worker who is served last.
+        Return the supply of the worker served last.
         """
         mark, supply = self._transaction.mark(), Supply.NOW
         while gpus > 0 and workers > 0:
@@ -124,7 +124,7 @@ class Pool:
         return supply
 
     def would_await_gang(self, node_pool: NodePool, gpus: int, workers: int) -> Supply:
-        """Return what `await_gang` would."""
+        """Return what `await_gang` would return."""
         with self._transaction.trial():
             return self.await_gang(node_pool, gpus, workers)
 
@@ -136,18 +136,18 @@ class Pool:
         spared: Callable[[JobFacts], bool] | None = None,
         near: Collection[str] = (),
     ) -> Supply:
-        """Keep `gpus` of one node that are free or given back, or reclaim lent ones as `ReclaimQueue.cover` may."""
+        """Keep `gpus` of one node that are free or being given back, or reclaim lent ones by `ReclaimQueue.cover`."""
         return self._keep(node_pool, gpus, near) or self._reclaims.cover(node_pool, gpus, may_take, spared)
 
     def _keep(self, node_pool: NodePool, gpus: int, near: Collection[str] = ()) -> Supply:
-        """Keep `gpus` of one node that are free, close to the nodes `near`, or given back."""
+        """Keep `gpus` of one node: free ones close to the nodes `near`, or ones being given back."""
         if self.take(node_pool, gpus, near):
             return Supply.NOW
         return Supply.NEVER if self._capacity.set_aside(node_pool, gpus) is None else Supply.LATER
 
 
 class PlanningCycle:
-    """One call of `plan`: its steps work with what the earlier ones left of it."""
+    """State of one call of `plan`, which its steps change one after the other."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class PlanningCycle:
         kept: Mapping[str, int],
         now: float,
     ) -> None:
-        """Count what there is; `kept` are the extra workers of each running job that stay."""
+        """Count the capacity; `kept` is the number of extra workers of each running job that stay."""
         self.now, self.rules, self.snapshot, self.kept = now, snapshot.rules, snapshot, kept
         self.record, self.worker_index, self.ledger, self.job_limits = record, workers, ledger, limits
         self.decision, self.order = jobs.decision, jobs.order
@@ -194,10 +194,9 @@ class PlanningCycle:
         )
 
     def hold_granted(self, promises: Mapping[str, Promise]) -> None:
-        """Keep GPUs for workers that were granted them and are not bound: those that wait for their node, and promised
-        ones.
+        """Keep GPUs for granted workers that are not bound: workers that wait for their node, and promised ones.
 
-        Jobs that end in this cycle are included: their workers may be binding at this moment.
+        Jobs that end in this cycle are included, as their workers may be binding at this moment.
         """
         for time in (*self.avoidance.turning_points(), *self.worker_index.leaving_times()):
             self.record.wake(time)
@@ -209,7 +208,7 @@ class PlanningCycle:
                 self.order.let_stay(job)
 
     def give_notice(self) -> None:
-        """Give notice to each job that is asked to give something back."""
+        """Add the notices of this plan's reclaim requests."""
         for notice in self.reclaims.notices():
             if notice.job not in self.record.touched:
                 self.record.actions.append(notice)
@@ -217,10 +216,10 @@ class PlanningCycle:
                 self.record.wake(notice.deadline)
 
     def result(self) -> Plan:
-        """Return the plan, and forget everything.
+        """Return the plan, and clear all state.
 
-        What the steps share refers to itself: a cycle, left to the garbage collector, which the operator runs rarely.
-        With 1,000 jobs that is a few megabytes a plan.
+        The state refers to itself: a cycle, left to the garbage collector, which the operator runs rarely. With 1,000
+        jobs that would be a few megabytes per plan.
         """
         planned = Plan(
             actions=tuple(self.record.actions),
@@ -250,13 +249,13 @@ class PlanningCycle:
         return leaving
 
     def _running_until(self) -> Iterator[tuple[float, HeldGpus]]:
-        """Yield until when at the latest the jobs that run hold what."""
+        """Yield (latest end, holding) for each running job."""
         for job in self.running:
             if job.stopping is None:
                 yield ends_by(job, self.now, self.rules), self.places.base_holding(job)
 
     def preemptible(self) -> list[JobFacts]:
-        """Return the running jobs that allow to be preempted: the least important, of these who loses least, first."""
+        """Return the preemptible running jobs: the lowest priority first, then the smallest loss."""
         now = self.now
         return sorted(
             (job for job in self.running if job.terms.base_preemptible),
@@ -264,11 +263,11 @@ class PlanningCycle:
         )
 
     def relied_on(self, jobs: Iterable[JobFacts]) -> set[str]:
-        """Return the nodes on which earlier jobs count that `jobs`, wherever they run, could delay."""
+        """Return the nodes on which reservations rely that `jobs`, wherever they run, could delay."""
         return self.reservations.relied_on(max(ends_by(job, self.now, self.rules) for job in jobs))
 
     def is_busy(self, job: JobFacts) -> bool:
-        """Return whether a running job does not yield in this cycle: others wait for what it gives back."""
+        """Return whether a running job does not yield in this cycle, as others wait for GPUs that it gives back."""
         return job.key in self.record.touched or self.reclaims.is_asked(job.key)
 
     def stop(self, jobs: Iterable[JobFacts], reason: Reason) -> None:
@@ -282,7 +281,7 @@ class PlanningCycle:
     def allowed(
         self, job: JobFacts, node_pools: Iterable[NodePool], *, borrowing: bool, is_first: bool = False
     ) -> list[NodePool]:
-        """Return those of `node_pools` on whose GPUs the job's queue may run it."""
+        """Return the `node_pools` on whose GPUs the job's queue may run it."""
         if not self.ledger.limits:
             return [*node_pools]
         claim = job.claim
@@ -293,10 +292,7 @@ class PlanningCycle:
         ]
 
     def hold_quota(self, job: JobFacts, node_pool: NodePool, *, sign: int = 1) -> None:
-        """Count what a job was granted, or is to have, on `node_pool`: for its queue, and for its namespace.
-
-        With a `sign` of -1 it is counted no more.
-        """
+        """Count a job's grant or reservation on `node_pool` for its queue and namespace; a `sign` of -1 undoes it."""
         self.ledger.hold(job.claim, node_pool.gpu_type, sign=sign)
         self.namespaces.hold(job, sign * job.terms.min_replicas)
 

@@ -1,4 +1,4 @@
-"""GPUs that are left over, lent as extra workers."""
+"""Loans of the remaining GPUs as extra workers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from espalier_operator.policies.decisions import Rank
 
 
 class Lending:
-    """What is lent in one cycle."""
+    """The loans of one cycle."""
 
     def __init__(self, cycle: PlanningCycle) -> None:
         self._cycle, self._record = cycle, cycle.record
 
     def lend(self) -> None:
-        """Lend the GPUs that are left, one worker at a time, to the first job in the policy's order."""
+        """Lend the remaining GPUs, one worker at a time, to the first job in the policy's order."""
         wishes: list[tuple[Rank, int, int]] = []
         for place, job in enumerate(self._cycle.running):
             if job.key in self._record.touched:
@@ -50,7 +50,7 @@ class Lending:
         heapq.heapify(wishes)
         granted: dict[str, int] = {}
         hoped: dict[str, int] = {}
-        """By job: its extra workers, including those granted now and those it gets after a reclaim from others."""
+        """Extra workers of each job, including workers granted now and after a reclaim from others."""
         while wishes:
             _, place, most = heapq.heappop(wishes)
             job = self._cycle.running[place]
@@ -89,7 +89,7 @@ class Lending:
     def _supply_extra(self, job: JobFacts, extra: int, granted: Container[str]) -> Supply:
         """Get GPUs for one more than `extra` workers: free ones, or reclaimed ones where the policy allows it.
 
-        For a job that was granted some in this cycle nothing is reclaimed: it would arrive during the job's cooldown.
+        Nothing is reclaimed for a job that was granted workers in this cycle, as it would arrive during its cooldown.
         """
         levels = self._cycle.places.levels(job, [job.gpu_type or ""])
         found = (self._supply_on(node_pool, job, extra, granted) for (node_pool,) in levels)
@@ -107,7 +107,7 @@ class Lending:
             return Supply.NOW if self._cycle.pool.take(node_pool, gpus, near) else Supply.NEVER
 
         def spared(holder: JobFacts) -> bool:
-            # A job that must give back in this cycle is interrupted anyway: asking it for less would save nothing.
+            # A job that must give back workers in this cycle is interrupted anyway: sparing it would save nothing.
             quiet = self._cycle.job_limits.is_quiet(holder, falls=self._cycle.reclaims.is_asked(holder.key))
             return quiet or holder.key in granted or holder.key == job.key
 

@@ -1,4 +1,4 @@
-"""What each job alone decides: when it ends, is stopped or waits again, and which extra workers it gives back."""
+"""Decisions by each job alone: its end, its stop or requeue, and the extra workers that it gives back."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RESUMED_LATER: Final = frozenset(
         Reason.EVICTED_BY_KUEUE,
     )
 )
-"""A job that is stopped for one of these waits again, with its budget kept."""
+"""Reasons of a stop after which the job waits again, with its used budget kept."""
 
 
 def ending(job: JobFacts, now: float, rules: Rules, withdrawn: Reason | None = None) -> Action | None:
-    """Return what ends or stops `job` in this cycle, None where it continues; `withdrawn` is why it lost its quota."""
+    """Return the action that ends or stops `job`; None: it continues. `withdrawn` is the reason of its lost quota."""
     if job.ended is not None:
         kind = Fail if job.ended.failed else Finish
         return kind(job=job.key, reason=job.ended.reason, message=job.ended.message)
@@ -66,7 +66,7 @@ def ending(job: JobFacts, now: float, rules: Rules, withdrawn: Reason | None = N
 
 
 def turning_points(job: JobFacts, now: float, rules: Rules) -> Iterator[float]:
-    """Yield the times at which `ending` may change its answer by the passing of time alone."""
+    """Yield the times at which time alone may change the result of `ending`."""
     if job.stopping is not None:
         yield _stopped_by(job, job.stopping, rules)
     if job.admitted_at is None:
@@ -81,7 +81,7 @@ def turning_points(job: JobFacts, now: float, rules: Rules) -> Iterator[float]:
 
 
 def ends_by(job: JobFacts, now: float, rules: Rules) -> float:
-    """Return when `job` has ended at the latest if it runs, or starts now; its restarts and lost nodes apart."""
+    """Return the latest end of `job` if it runs, or starts now, apart from restarts and lost nodes."""
     if job.stopping is not None:
         return max(now, _stopped_by(job, job.stopping, rules))
     startup = 0.0 if job.leader_running and job.training else rules.startup_seconds
@@ -94,39 +94,39 @@ def ends_by(job: JobFacts, now: float, rules: Rules) -> float:
 
 
 def stop_seconds(terms: JobTerms, rules: Rules) -> float:
-    """Return how long a job may take to end in order when it is stopped: a program has the grace period of its pod."""
+    """Return the seconds that a stopped job has to end in order; a program has the grace period of its pod."""
     return terms.grace_seconds if terms.program else rules.stop_grace_seconds
 
 
 def yield_seconds(terms: JobTerms, rules: Rules) -> float:
-    """Return how long a job may take that gives its base GPUs back to others: it has notice."""
+    """Return the seconds that a job has to give its base GPUs back to others, at least its notice."""
     return max(stop_seconds(terms, rules), 0.0 if terms.program else terms.notice_seconds)
 
 
 def admission_of(job: JobFacts, ledger: QueueUsage) -> Admission:
-    """Return who has the quota of a job."""
+    """Return the owner of a job's quota."""
     return job.external or ledger
 
 
 def is_held_back(job: JobFacts, now: float) -> bool:
-    """Return whether nothing more is granted because what was granted could not be bound."""
+    """Return whether nothing more is granted because the last grant could not be used."""
     return job.hold_until is not None and now < job.hold_until
 
 
 def obstacle(job: JobFacts) -> Reason:
-    """Return why a job's workers cannot start though GPUs are free for them."""
+    """Return the reason for which a job's workers cannot start though GPUs are free for them."""
     return job.trouble if job.trouble in REFUSALS else Reason.UNSCHEDULABLE
 
 
 def most_extra(terms: JobTerms) -> tuple[int, Reason]:
-    """Return how many extra workers a job may hold, and what limits that."""
+    """Return the maximum number of extra workers of a job, and the reason of that limit."""
     if terms.gpus_per_worker and not (terms.program or terms.adapts or terms.trains_together):
         return 0, Reason.ADAPTATION_OFF
     return (terms.max_replicas - terms.min_replicas if terms.gpus_per_worker else 0), Reason.AT_MAX_REPLICAS
 
 
 def lendable(job: JobFacts, now: float, rules: Rules) -> int | Reason:
-    """Return how many more extra workers an admitted job could use (at least 1), or why it is lent none."""
+    """Return the number of further extra workers that an admitted job could use (≥ 1), or a reason to lend none."""
     terms = job.terms
     if job.stopping is not None:
         return job.stopping.reason
@@ -158,7 +158,7 @@ def lendable(job: JobFacts, now: float, rules: Rules) -> int | Reason:
 
 
 def lendable_at(job: JobFacts, reason: Reason) -> float | None:
-    """Return when `lendable` may no longer refuse for `reason` by the passing of time alone; None where it will not."""
+    """Return when time alone may end the refusal of `lendable` for `reason`; None where it will not."""
     match reason:
         case Reason.COOLDOWN if job.changed_at is not None:
             return job.changed_at + job.terms.cooldown_seconds
@@ -171,7 +171,7 @@ def lendable_at(job: JobFacts, reason: Reason) -> float | None:
 
 
 def _enforced_at(job: JobFacts, rules: Rules) -> float:
-    """Return the used seconds at which the job is ended by force: its budget and a grace, a longer one to evaluate."""
+    """Return the used seconds at which the job is ended by force: its budget and a grace, longer for an evaluation."""
     evaluation = rules.evaluation_seconds if job.evaluating else 0.0
     return _budget_end(job) + job.terms.grace_seconds + evaluation
 
@@ -181,14 +181,14 @@ def _budget_end(job: JobFacts) -> float:
 
 
 def _starts_by(job: JobFacts) -> float | None:
-    """Return by when an admitted job has to train, first or again; None for no such time."""
+    """Return the time by which an admitted job must train, first or again; None for no limit."""
     since = job.down_since if job.trained else job.admitted_at
     limit = job.terms.pre_running_deadline_seconds
     return None if since is None or limit is None or job.gated or job.nodes_by is not None else since + limit
 
 
 def _end_of_start(job: JobFacts, now: float) -> Action | None:
-    """Return what ends a start that takes too long: a job that has trained waits again, another one fails."""
+    """Return the action on a start that takes too long: a job that has trained waits again, any other fails."""
     deadline, limit = _starts_by(job), job.terms.pre_running_deadline_seconds
     if deadline is None or limit is None or now < deadline:
         return None
@@ -204,7 +204,7 @@ def _end_of_start(job: JobFacts, now: float) -> Action | None:
 
 
 def _forced(job: JobFacts, reason: Reason) -> Action:
-    """Return the end of a job that is not waited for any longer; `reason` where its leader reports nothing."""
+    """Return the forced end of a job; `reason` is used where its leader reports nothing."""
     if job.if_forced is None:
         return Finish(job=job.key, reason=reason)
     kind = Fail if job.if_forced.failed else Finish
@@ -212,7 +212,7 @@ def _forced(job: JobFacts, reason: Reason) -> Action:
 
 
 def _stopped_by(job: JobFacts, stopping: Stopping, rules: Rules) -> float:
-    """Return when a stopped job is ended by force; its last evaluation may take as long as after a time budget."""
+    """Return when a stopped job is ended by force; its last evaluation has as much time as after a time budget."""
     evaluates = job.evaluating and stopping.reason is Reason.GPU_BUDGET_EXHAUSTED
     return stopping.deadline + (rules.evaluation_seconds if evaluates else 0.0)
 
@@ -229,16 +229,16 @@ def _gpu_budget_used_up(job: JobFacts, now: float) -> bool:
 
 
 class PlanBuilder:
-    """The words of one plan."""
+    """The actions and refusals of one plan."""
 
     def __init__(self, now: float) -> None:
         self._now = now
         self.actions: list[Action] = []
         self.refusals: dict[str, Refusal] = {}
         self.touched: set[str] = set()
-        """Jobs that already have an action in this cycle: nothing is lent to them or reclaimed from them."""
+        """Jobs with an action in this cycle: nothing is lent to them or reclaimed from them."""
         self._stopped: set[str] = set()
-        """Those that this plan stops."""
+        """Jobs that this plan stops."""
         self.wake_at: float | None = None
 
     def act(self, action: Action) -> None:
@@ -253,23 +253,23 @@ class PlanBuilder:
         return job.stopping is not None or job.key in self._stopped
 
     def refuse(self, job: JobFacts, reason: Reason, *, starts_by: float | None = None, workers: int = 0) -> None:
-        """Say why the job gets nothing (more)."""
+        """Record the reason for which the job gets nothing (more)."""
         self.refusals[job.key] = Refusal(job=job.key, reason=reason, starts_by=starts_by, workers=workers)
 
     def wake(self, time: float | None) -> None:
-        """Plan again at `time` at the latest; None: at no certain time."""
+        """Request the next plan at `time` at the latest; None: no request."""
         if time is not None and time > self._now and (self.wake_at is None or time < self.wake_at):
             self.wake_at = time
 
 
 class JobLimits:
-    """The jobs of one cycle, one by one."""
+    """Decisions about the jobs of one cycle, one by one."""
 
     def __init__(self, record: PlanBuilder, ledger: QueueUsage, rules: Rules, now: float) -> None:
         self._record, self._ledger, self._rules, self._now = record, ledger, rules, now
 
     def within_limits(self, job: JobFacts) -> JobFacts:
-        """Return a job with the priority that its queue allows once it runs; a waiting one would be refused."""
+        """Return an admitted job with its priority limited by its queue; a waiting job would be refused instead."""
         if job.admitted_at is None or not self._ledger.limits:
             return job
         priority = self._ledger.priority(job.claim)
@@ -278,7 +278,7 @@ class JobLimits:
         return replace(job, terms=replace(job.terms, priority=priority))
 
     def end(self, job: JobFacts) -> None:
-        """Plan what ends or stops the job, or lets it wait again, if anything does."""
+        """Add the action that ends, stops or requeues the job, if there is one."""
         withdrawn = None if job.admitted_at is None else admission_of(job, self._ledger).withdrawal(job.claim)
         action = ending(job, self._now, self._rules, withdrawn)
         for time in turning_points(job, self._now, self._rules):
@@ -287,9 +287,9 @@ class JobLimits:
             self._record.act(action)
 
     def extra_kept(self, job: JobFacts, order: LendingOrder, promise: Promise | None, seen: int) -> int:
-        """Release what was given back, is overdue or is gone, and ask for what the job may no longer hold.
+        """Release extra workers that are given back, overdue or gone, and reclaim those that the job must not hold.
 
-        `seen` of its extra workers are there. Return how many remain for good.
+        `seen` is the number of its extra workers that exist. Return the number that stay.
         """
         if job.reclaim is not None:
             acknowledged = job.acknowledged_generation >= job.generation
@@ -325,9 +325,9 @@ class JobLimits:
         return min(seen, job.extra)
 
     def is_quiet(self, holder: JobFacts, *, falls: bool = False) -> bool:
-        """Return whether the extra workers of a job are not reduced for shares yet: they have just changed.
+        """Return whether the extra workers of a job changed too recently to be reduced for shares.
 
-        Where they fall anyway, only the last time that they rose counts.
+        Where they fall anyway, only the last increase counts.
         """
         runtime = holder.terms.min_runtime_seconds
         risen, changed = (holder.granted_at or 0.0) + runtime, (holder.changed_at or 0.0) + runtime

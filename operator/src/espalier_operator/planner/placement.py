@@ -1,7 +1,7 @@
-"""Where the workers of a plan are, may be and will be, and which pods of others are served.
+"""Nodes of workers, present, possible and chosen, and the foreign pods that are served.
 
-Served are pods that wait for GPUs, of a limited number of kinds. Each kind costs a look at all groups of nodes, and a
-kind that names nodes makes groups of them. Whoever may create pods could make the planner slow with thousands of kinds.
+Pods of a limited number of kinds that wait for GPUs are served. Each kind costs a search of all groups of nodes, and a
+kind that names nodes makes groups of them: anyone who may create pods could slow the planner with thousands of kinds.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from espalier_operator.planner.reservations import HeldGpus
 _BASE, _EXTRA, _GATED, _TERMINATING = WorkerRole.BASE, WorkerRole.EXTRA, WorkerState.GATED, WorkerState.TERMINATING
 _JOB: Final = attrgetter("job")
 MOST_KINDS: Final = 100
-"""Pods of further kinds are left to kube-scheduler, which may bind them to free GPUs: none are kept or reclaimed for
-them."""
+"""Maximum number of served kinds of foreign pods. Others are left to kube-scheduler, which may bind them to free GPUs:
+none are kept or reclaimed for them."""
 N = TypeVar("N")
 
 
 class WorkerIndex:
-    """Who is where. Workers that terminate are on a list of their own."""
+    """Index of workers by state and node. Terminating workers are on a list of their own."""
 
     def __init__(self, workers: Collection[Worker]) -> None:
         self.bound: dict[str | None, dict[int, str]] = defaultdict(dict)
-        """By job: the nodes of its live base workers that are bound to one."""
+        """Nodes of the live bound base workers, by job and index."""
         self.gated: dict[str | None, set[int]] = defaultdict(set)
-        """By job: its base workers that want no GPUs yet."""
+        """Indices of base workers with scheduling gates, by job."""
         self.extras: dict[str | None, list[Worker]] = defaultdict(list)
-        """By job: its live extra workers."""
+        """Live extra workers by job."""
         self.foreign: list[Worker] = []
-        """Pods of others that wait for GPUs."""
+        """Foreign pods that wait for GPUs."""
         self.queued: list[Worker] = []
         """Workloads that wait for a queueing system."""
         self.rivals: set[str | None] = set()
-        """Nodes where workers of another Espalier are, or will be."""
+        """Present and chosen nodes of another Espalier's workers."""
         self.unbound: list[Worker] = []
-        """Workers that wait for the node that was chosen for them."""
+        """Workers that wait for their chosen node."""
         self.terminating: list[Worker] = []
         self.holders: set[str | None] = set(map(_JOB, workers))
-        """Jobs that have workers of any kind, and None where others have."""
+        """Jobs that have workers of any kind, and None if there are foreign ones."""
         bound, extras = self.bound, self.extras
         for worker in workers:  # tens of thousands
             role, node = worker.role, worker.node
@@ -85,18 +85,18 @@ class WorkerIndex:
         self.foreign, self.queued = served(self.foreign), served(self.queued)
 
     def has_lost_base(self, job: str, indexes: Iterable[int]) -> bool:
-        """Return whether base workers of a job have GPUs, and one that has none does not wait for its first."""
+        """Return whether some base workers of a job have GPUs and one without any does not wait for its first."""
         waits = {worker.index for worker in self.unbound if worker.job == job and worker.role is _BASE}
         missing = set(indexes) - self.bound[job].keys() - self.gated[job] - waits
         return bool(self.bound[job] and missing)
 
     def leaving_times(self) -> Iterator[float]:
-        """Yield the times from which on workers that terminate are counted on, or no more."""
+        """Yield the times at which the GPUs of terminating workers begin or cease to count as about to be free."""
         for worker in self.terminating:
             yield from (time for time in worker.leaves_between() if time < math.inf)
 
     def ending(self, leaving: Collection[str]) -> Counter[str | None]:
-        """Return by node the GPUs of workers that terminate, of those named in `leaving`."""
+        """Return the GPUs of terminating workers named in `leaving`, by node."""
         found: Counter[str | None] = Counter()
         for worker in self.terminating:
             if worker.name in leaving:
@@ -105,9 +105,9 @@ class WorkerIndex:
 
 
 def served(pods: Iterable[Worker], most: int = MOST_KINDS) -> list[Worker]:
-    """Return the `pods` (each waits for GPUs) of at most `most` kinds; all namespaces have equally many of these.
+    """Return the waiting `pods` of at most `most` kinds, divided equally among namespaces.
 
-    Pods are of one kind if nothing tells them apart but their name: type of GPU, GPUs and constraints.
+    Pods are of one kind if their GPU type, GPUs and constraints are equal.
     """
     pods = list(pods)
     kinds: dict[str, dict[object, None]] = defaultdict(dict)  # of each namespace, in the order of its pods
@@ -130,7 +130,7 @@ def _kind(pod: Worker) -> object:
 
 
 class Avoidance:
-    """What each job asks of nodes in turn: the best first. Nodes that it must not use yet are in none."""
+    """Levels of constraints of each job, the best nodes first. Barred nodes are in no level."""
 
     def __init__(self, snapshot: Snapshot, now: float) -> None:
         """Read the blames of the jobs."""
@@ -139,7 +139,7 @@ class Avoidance:
         self._own: dict[str, tuple[Constraints, ...]] = {}
         self._barred_until: dict[str, float] = {}
         self.asked: set[Constraints] = set()
-        """All that is asked in addition to what jobs ask themselves."""
+        """All constraints in addition to the jobs' own."""
         for job in snapshot.jobs:
             if job.finished or not (by_all or job.blames):
                 continue
@@ -154,19 +154,19 @@ class Avoidance:
                 self._barred_until[job.key] = min(blame.barred_until for blame in barred)
 
     def turning_points(self) -> Iterator[float]:
-        """Yield the times at which a node is no longer avoided, or barred; some of them are past."""
+        """Yield the times at which a node is no longer avoided or barred; some are past."""
         yield from (each.until for each in self._snapshot.avoided)
         for blame in (blame for job in self._snapshot.jobs if not job.finished for blame in job.blames):
             yield from (blame.avoided_until, blame.barred_until)
 
     def levels(self, job: JobFacts) -> tuple[Constraints, ...]:
-        """Return what a job asks of nodes: without those that it avoids; if there are none, without those that have
-        refused its workers, and then without barred ones alone.
+        """Return the constraints to try in order: without avoided nodes, without nodes that have refused the job's
+        workers, and without barred ones only.
         """
         return self._own.get(job.key, (job.terms.constraints,))
 
     def barred_until(self, job: JobFacts) -> float | None:
-        """Return until when the first of a job's nodes is barred; None: none is."""
+        """Return the end of the first bar on one of a job's nodes; None: none is barred."""
         return self._barred_until.get(job.key)
 
 
@@ -175,7 +175,7 @@ def _nodes(blames: Iterable[Blame]) -> frozenset[str]:
 
 
 def _without(constraints: Constraints, nodes: Collection[str]) -> Constraints:
-    """Return `constraints` of a pod that must not be bound to `nodes`."""
+    """Return `constraints` that also exclude `nodes`."""
     if not nodes:
         return constraints
     others = NodeSelectorTerm(fields=(NodeSelectorRequirement("metadata.name", "NotIn", tuple(sorted(nodes))),))
@@ -193,29 +193,29 @@ class WorkerPlacer:
         avoidance: Avoidance,
         pins_extra: bool = False,
     ) -> None:
-        """`prior` is what the last plan chose for workers that may not be there yet."""
+        """Take `prior`, the last plan's choice for workers that may not exist yet."""
         self._capacity, self._worker_index, self._prior, self._avoidance = capacity, worker_index, prior, avoidance
         self._pins_extra = pins_extra
         self._node_pools: dict[str, NodePool] = {}
-        """By admitted job: where its workers may run."""
+        """Node pool of each admitted job."""
         self._nodes: dict[str, set[str]] = {}
-        """By job: where its workers are, or will be."""
+        """Present and chosen nodes of the workers of each job."""
         self.pinned: dict[str | None, dict[int, tuple[Supply, str]]] = defaultdict(dict)
-        """By job: its base workers that wait for the node that was chosen for them; when they get its GPUs, and it."""
+        """(When it gets its GPUs, chosen node) of each base worker that waits for its node, by job and index."""
         self.moved: dict[str, list[Worker]] = defaultdict(list)
-        """By job: its workers that are not bound, and whose node has no room for them."""
+        """Unbound workers whose node has no room for them, by job."""
         self.base_nodes: dict[str, dict[int, str | None]] = defaultdict(dict)
         self.extra_nodes: dict[str, list[str | None]] = defaultdict(list)
-        """By job: where its workers that are still to be made will run."""
+        """Nodes for extra workers that must be created, by job."""
         self.lent_nodes: dict[str, list[str]] = defaultdict(list)
-        """By job: the nodes of the workers that this plan lends it."""
+        """Nodes of the workers that this plan lends, by job."""
 
     def hold_pinned(self, nodes: Collection[Node], jobs: Iterable[JobFacts], leaving: set[str]) -> None:
-        """Keep GPUs for workers that are not bound, on the nodes that were chosen for them.
+        """Keep GPUs for unbound workers on their chosen nodes.
 
-        Our own first: where another Espalier has chosen the same node, kube-scheduler decides who is bound. A worker of
-        another one is bound as soon as pods that terminate there leave room for it; what our jobs are only asked to
-        give back, it does not count on.
+        Our own come first: where another Espalier has chosen the same node, kube-scheduler decides. A worker of another
+        Espalier is bound as soon as terminating pods leave room for it; it does not rely on GPUs that our jobs are only
+        requested to give back.
         """
         machines = {node.name: node for node in nodes} if self._worker_index.rivals else {}
         ending = self._worker_index.ending(leaving) if self._worker_index.rivals else Counter[str | None]()
@@ -240,7 +240,7 @@ class WorkerPlacer:
                 own[own.index(worker)] = replace(worker, node=worker.pinned_to)
 
     def hold_promised(self, job: JobFacts, promise: Promise | None, kept: int, now: float) -> None:
-        """Keep GPUs for extra workers that a job was granted and that are not seen; count them among its own."""
+        """Keep GPUs for granted extra workers that are not seen, and add them to the job's workers."""
         own = self._worker_index.extras[job.key]
         chosen = _less(self._prior.get(job.key, NOWHERE).extra, (worker.node for worker in own))
         preferred = (node_pool for (node_pool,) in self.levels(job, [job.gpu_type or ""]))
@@ -254,19 +254,19 @@ class WorkerPlacer:
         self.extra_nodes[job.key] += [node if job.pinned or self._pins_extra else None for node in nodes]
 
     def node_pool(self, job: JobFacts) -> NodePool:
-        """Return where the workers of an admitted job may run."""
+        """Return the node pool of an admitted job."""
         known = self._node_pools.get(job.key)
         if known is None:
             known = self._node_pools[job.key] = self._capacity.node_pool(job.gpu_type or "", job.terms.constraints)
         return known
 
     def levels(self, job: JobFacts, gpu_types: Iterable[str]) -> Iterator[list[NodePool]]:
-        """Yield where new workers of a job may run, by type of GPU: the node pools that it prefers, and then others."""
+        """Yield the node pools for new workers of a job, one per type of GPU: preferred ones first, then others."""
         for constraints in self._avoidance.levels(job):
             yield [self._capacity.node_pool(gpu_type, constraints) for gpu_type in gpu_types]
 
     def node_pool_on(self, job: JobFacts, gpu_type: str) -> NodePool | None:
-        """Return where a running job may run on another type of GPU, whatever its quota."""
+        """Return the node pool of a running job on another GPU type, regardless of quota; None where none fits."""
         terms = job.terms
         if terms.gpu_type not in (None, gpu_type):
             return None
@@ -274,31 +274,31 @@ class WorkerPlacer:
         return next(iter(node_pools), None)
 
     def node_pools(self, gpu_type: str | None, constraints: Constraints | None) -> list[NodePool]:
-        """Return where a pod may run that may wait for `gpu_type` alone, or for any; by type."""
+        """Return the node pools of a pod, one per type of GPU; `gpu_type` None: of any type."""
         types = self._capacity.gpu_types if gpu_type is None else [gpu_type]
         return [node_pool for name in types if (node_pool := self._capacity.node_pool(name, constraints)).groups]
 
     def large_enough(
         self, gpu_type: str | None, constraints: Constraints | None, gpus: int, workers: int
     ) -> list[NodePool]:
-        """Return the node pools where `workers` of `gpus` each would fit if nobody else ran there."""
+        """Return the node pools where `workers` of `gpus` each would fit on empty nodes."""
         node_pools = self.node_pools(gpu_type, constraints)
         return [node_pool for node_pool in node_pools if self._capacity.could_ever_hold(node_pool, gpus, workers)]
 
     def choosiest_first(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
-        """Return `jobs` ordered by how few nodes admit them: GPUs are not kept for others where they need them."""
+        """Return `jobs` by number of node groups, fewest first, so that others do not take the GPUs that they need."""
         return sorted(jobs, key=lambda job: len(self.node_pool(job).groups))
 
     def chosen_before(self, job: JobFacts, index: int) -> str | None:
-        """Return the node that the last plan chose for a base worker."""
+        """Return the last plan's node for a base worker."""
         return self._prior.get(job.key, NOWHERE).base.get(index)
 
     def placed(self, job: JobFacts, mark: int) -> list[str | None]:
-        """Return the nodes that were chosen for workers of `job` since `mark`."""
+        """Return the nodes chosen for workers of `job` since `mark`."""
         return [node if job.pinned else None for node in self._capacity.placed_since(mark)]
 
     def near(self, job: JobFacts) -> set[str]:
-        """Return the nodes to which further workers of an admitted job should be close."""
+        """Return the nodes near which further workers of an admitted job should run."""
         known = self._nodes.get(job.key)
         if known is None:
             extra = [worker.node for worker in self._worker_index.extras[job.key]]
@@ -307,13 +307,13 @@ class WorkerPlacer:
         return known
 
     def wished(self, job: JobFacts, nodes: Sequence[str]) -> list[str]:
-        """Return those of the `nodes` wished for a running job where it has no worker, one for each."""
+        """Return the preferred `nodes` of a running job less one for each of its workers there."""
         extra = (worker.node for worker in self._worker_index.extras[job.key])
         held = [*self.base_holding(job).nodes, *filter(None, extra), *self.lent_nodes[job.key]]
         return _less(nodes, held)
 
     def base_holding(self, job: JobFacts) -> HeldGpus:
-        """Return what the base workers of a running job hold."""
+        """Return the holding of the base workers of a running job."""
         waiting = (node for _, node in self.pinned[job.key].values())
         nodes = [
             *self._worker_index.bound[job.key].values(),
@@ -324,7 +324,7 @@ class WorkerPlacer:
         return HeldGpus(job.gpu_type or "", nodes, resources)
 
     def chosen(self) -> dict[str, Placement]:
-        """Return by job the nodes of its workers that are to be made, or made again."""
+        """Return the placement of workers to create or recreate, by job."""
         found = {}
         for key in self.base_nodes.keys() | self.extra_nodes.keys() | self.moved.keys():
             moved = frozenset(worker.name for worker in self.moved[key] if worker.role is WorkerRole.EXTRA)
@@ -344,13 +344,12 @@ def _hold_promised(
     now: float,
     chosen: Sequence[str | None] = (),
 ) -> list[Worker]:
-    """Keep GPUs in `capacity` for what `job` was granted and is not bound; return that as workers of where it will be.
+    """Keep GPUs in `capacity` for granted, unbound extra workers of `job`; return these as workers on their nodes.
 
-    Those are the unbound ones of `seen` (the job's live extra workers), and while `promise` holds those that are not
-    to be seen at all, in the first of `node_pools` that has room; there on the nodes `chosen` for them before if these
-    have room. Workers from index `kept` up are being
-    given back: they are counted until they are gone, and are not in the answer. Where there is no room for one it is
-    left to be bound, or its promise to expire.
+    They are the unbound ones of `seen` (the job's live extra workers) and, while `promise` holds, those not seen at
+    all. They go to the first of `node_pools` that has room, on the nodes `chosen` before if these have room. Workers
+    from index `kept` up are being given back: they are counted until they are gone, and are not in the result. A
+    worker without room is left to be bound, or its promise to expire.
     """
     bound = {worker.index for worker in seen if worker.node is not None}
     due = job.extra if promise is not None and now < promise.expires_at else len(seen)
@@ -382,5 +381,5 @@ def _hold_promised(
 
 
 def _less(nodes: Iterable[N], without: Iterable[N]) -> list[N]:
-    """Return `nodes` less those of `without`, one for each."""
+    """Return the multiset difference of `nodes` and `without`."""
     return list((Counter(nodes) - Counter(without)).elements())

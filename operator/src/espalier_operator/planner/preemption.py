@@ -1,16 +1,16 @@
-"""Which running jobs stop for others, or change their type of GPU, where the policy preempts. Pure.
+"""Preemption of running jobs, and their migration between types of GPU, where the policy preempts. Pure.
 
-Only a job that allows it yields, to one that the policy serves before it, and after `minRuntimeSeconds`. First yields
-who is to have no GPUs and loses least (`reclaim.victims`), then the last in the policy's order, and as few as give the
-waiting job all its workers, or its quota. Nobody yields GPUs on which a reservation counts: an earlier job waits for
-them.
+Only a job that allows it yields, to a job that the policy serves before it, and after `minRuntimeSeconds`. Jobs without
+GPUs in the decision yield first, the smallest loss first (`reclaim.victims`), then the last in the policy's order, and
+only as many as give the waiting job all its workers, or its quota. No job yields GPUs on which a reservation relies, as
+an earlier job waits for them.
 
-A job moves that is to have GPUs of another type and allows it, once all its workers fit there: on GPUs that are free,
-lent, given up by jobs that are to have none, or given up by others that move. So two jobs change places, and more do in
-a ring. What their queues hold after all have moved counts, so queues without spare quota exchange theirs; none holds
-more meanwhile, for each starts again only within the quota that others have given back by then. All that must stop for
-a move stop in one plan, each after `minRuntimeSeconds`, with notice; what they give up is kept for those that move
-there (`plan`) until they have saved their checkpoints.
+A job whose share is of another type of GPU moves, if it allows it, once all its workers fit there: on GPUs that are
+free, lent, given up by jobs without GPUs in the decision, or given up by others that move. So two jobs can change
+places, and more can in a ring. The holdings of queues after all moves count, so queues without spare quota exchange
+theirs; none holds more meanwhile, as each job starts again only within the quota given back by then. All jobs that
+must stop for a move stop in one plan, each after `minRuntimeSeconds`, with notice; their GPUs are kept for the jobs
+that move there (`plan`) until these have saved their checkpoints.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from espalier_operator.planner.cycle import PlanningCycle
 from espalier_operator.reclaim.victims import lost_seconds
 
 _Move = tuple[JobFacts, NodePool]
-"""Who moves, and where it may run then."""
+"""(Moving job, its new node pool)."""
 
 
 class Preemptor:
     """The preemption of base GPUs in one plan."""
 
     def __init__(self, cycle: PlanningCycle, running: Sequence[JobFacts]) -> None:
-        """Take the `running` jobs that allow to be preempted, in the policy's order."""
+        """Take the preemptible `running` jobs, in the policy's order."""
         self._cycle, self.running = cycle, running
         self._capacity, self._pool, self._order = cycle.capacity, cycle.pool, cycle.order
         self.exchanging: Set[str] = frozenset()
-        """Jobs that change places (`GpuTypeMigrations`): they yield as if each were on the type of its share."""
+        """Jobs that change places (`GpuTypeMigrations`) and yield as if each were on the type of its share."""
         self._failed_placements = set[tuple[NodePool, int, int]]()
-        """Gangs for which nobody could make room: nor can anybody for the same gang of a later job."""
+        """Gangs for which no room could be made, so that none can for the same gang of a later job."""
 
     def make_room(
         self, taker: JobFacts, node_pools: Iterable[NodePool], kept: Set[str]
     ) -> tuple[NodePool, list[JobFacts]] | None:
-        """Reserve room for all base workers of `taker` on the first possible node pool; return it, and who must yield.
+        """Reserve room for all base workers of `taker` on the first possible node pool; return it and the jobs to stop.
 
-        On the nodes `kept` nobody yields, nor does a job that is busy.
+        No job on the nodes `kept` yields, and no busy job.
         """
         gpus, workers = taker.terms.gpus_per_worker, taker.terms.min_replicas
         for node_pool in node_pools:
@@ -56,7 +56,7 @@ class Preemptor:
                 self._failed_placements.add((node_pool, gpus, workers))
                 continue
             chosen = yielding[:count]
-            for each in reversed(chosen[:-1]):  # one that came before may be on other nodes, or too small
+            for each in reversed(chosen[:-1]):  # an earlier one may be on other nodes, or too small
                 without = [other for other in chosen if other is not each]
                 if self._suffices(taker, node_pool, without):
                     chosen = without
@@ -66,7 +66,7 @@ class Preemptor:
         return None
 
     def of_queue(self, taker: JobFacts, gpu_type: str, gpus: int) -> list[JobFacts] | None:
-        """Return who of the queue of `taker` must yield for it to have `gpus` more of the quota; None: too few can."""
+        """Return the jobs of the queue of `taker` that must yield `gpus` of the quota to it; None: too few can."""
         found: list[JobFacts] = []
         for holder in self._candidates(taker):
             if gpus <= 0:
@@ -77,7 +77,7 @@ class Preemptor:
         return found if gpus <= 0 else None
 
     def _candidates(self, taker: JobFacts) -> list[JobFacts]:
-        """Return the jobs that yield to `taker`: of those to have none who loses least, then the last."""
+        """Return the jobs that may yield to `taker`: jobs without GPUs in the decision by loss, then the last first."""
         found = []
         for holder in reversed(self.running):
             if holder.key in self.exchanging and not self._order.is_earlier(taker, holder):
@@ -88,16 +88,16 @@ class Preemptor:
                 continue
             if self.may_yield(holder):
                 found.append(holder)
-        # Each of the others, once stopped, takes the GPUs of those after it: two would stop instead of one.
+        # Each of the others, once stopped, takes the GPUs of later ones: two would stop instead of one.
         idle = sorted((each for each in found if self._order.waits(each)), key=self.lost)
         return [*idle, *(each for each in found if not self._order.waits(each))] if idle else found
 
     def lost(self, holder: JobFacts) -> float:
-        """Return what `holder` loses if it stops."""
+        """Return the seconds that `holder` loses if it stops."""
         return lost_seconds(holder, self._cycle.now)
 
     def may_yield(self, holder: JobFacts) -> bool:
-        """Return whether a job has run for as long as its terms ask."""
+        """Return whether a job has run for its minimum runtime."""
         spared_until = (holder.admitted_at or 0.0) + holder.terms.min_runtime_seconds
         if self._cycle.now < spared_until:
             self._cycle.record.wake(spared_until)
@@ -109,7 +109,7 @@ class Preemptor:
         return holder.gpu_type == node_pool.gpu_type and on_site and kept.isdisjoint(nodes)
 
     def _fewest(self, taker: JobFacts, node_pool: NodePool, yielding: Sequence[JobFacts]) -> int | None:
-        """Return how many of `yielding` must yield, from the first on, by bisection; None where all are too few."""
+        """Return by bisection how many of the first of `yielding` must yield; None where all are too few."""
         low, high = 0, len(yielding)
         if not yielding or not self._suffices(taker, node_pool, yielding):
             return None
@@ -125,7 +125,7 @@ class Preemptor:
         return supply is not Supply.NEVER
 
     def release(self, yielding: Iterable[JobFacts]) -> None:
-        """Expect what running jobs hold to be given back."""
+        """Count the base GPUs of running jobs as being given back."""
         for job in yielding:
             holding = self._cycle.places.base_holding(job)
             for node in holding.nodes:
@@ -133,14 +133,14 @@ class Preemptor:
 
 
 class GpuTypeMigrations:
-    """The moves of one plan."""
+    """The moves between types of GPU in one plan."""
 
     def __init__(self, cycle: PlanningCycle, preemptor: Preemptor) -> None:
         self._cycle, self._preemptor = cycle, preemptor
         self._order, self._pool, self._ledger = cycle.order, cycle.pool, cycle.ledger
 
     def stopping(self) -> list[JobFacts]:
-        """Return who must stop: the jobs that move, and those that give up their GPUs for them; keep these GPUs."""
+        """Return the jobs to stop, which move or give up their GPUs for movers, and keep these GPUs."""
         movers = self._movers()
         if not movers:
             return []
@@ -160,24 +160,24 @@ class GpuTypeMigrations:
         return found
 
     def exchanging(self) -> frozenset[str]:
-        """Return who could move if all that move gave up what they hold, and nobody else did.
+        """Return the jobs that could move if only movers gave up their GPUs.
 
-        Their quotas are for each other: no later job that waits takes them. Without queues there is no need to tell,
-        for policies know how many GPUs there are.
+        Their quotas are for each other: no later waiting job takes them. Empty without queues, as policies know the
+        number of GPUs.
         """
         movers = self._movers() if self._ledger.limits else []
         return frozenset(job.key for job, _ in self._fitting(movers, ())) if movers else frozenset()
 
     def keep(self, job: JobFacts) -> None:
-        """Keep GPUs and quota of its next type for a job that is saving its checkpoint to move there."""
+        """Keep GPUs and quota of the next type for a job that is saving its checkpoint to move there."""
         node_pool = self._cycle.places.node_pool_on(job, self._order.gpu_type(job) or "")
         if node_pool is not None and self._ledger.hold_later(job.claim, node_pool.gpu_type):
             self._pool.await_gang(node_pool, job.terms.gpus_per_worker, job.terms.min_replicas)
 
     def _fitting(self, movers: Sequence[_Move], givers: Sequence[JobFacts]) -> list[_Move]:
-        """Return those of `movers` that fit where they would go, if all of them and `givers` gave up what they hold.
+        """Return the `movers` that fit in their new node pools if all of them and `givers` gave up their GPUs.
 
-        All are tried together, without those that do not fit, then without the first: others may fit in its stead.
+        All are tried together, without those that do not fit, then without the first: others may fit in its place.
         """
         found, rest = list[_Move](), [*movers]
         while rest:
@@ -190,7 +190,7 @@ class GpuTypeMigrations:
         return found
 
     def _movers(self) -> list[_Move]:
-        """Return the jobs that are to have another type of GPU, in order, and where they would go."""
+        """Return the jobs that should move to another type of GPU, in order, with their new node pools."""
         found = []
         for job in self._able():
             wished = self._order.gpu_type(job)
@@ -202,7 +202,7 @@ class GpuTypeMigrations:
         return found
 
     def _able(self) -> list[JobFacts]:
-        """Return the jobs that may be stopped now, and are not to keep what they have."""
+        """Return the jobs that may be stopped now and do not keep their GPUs by the decision."""
         return [
             job
             for job in self._preemptor.running
@@ -217,7 +217,7 @@ class GpuTypeMigrations:
         return kept.isdisjoint(self._cycle.places.base_holding(job).nodes)
 
     def _stuck(self, movers: Sequence[_Move], givers: Sequence[JobFacts]) -> set[str]:
-        """Return which movers do not fit where they would go, if all of them and `givers` gave up what they hold."""
+        """Return the movers that do not fit in their new node pools if all of them and `givers` gave up their GPUs."""
         stopped = [*(job for job, _ in movers), *givers]
         with self._cycle.transaction.trial():
             self._preemptor.release(stopped)

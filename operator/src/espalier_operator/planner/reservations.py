@@ -1,9 +1,9 @@
-"""EASY backfilling: a job starts before others that wait if it delays none of those that have a reservation.
+"""EASY backfilling: a job starts before waiting ones if it delays none that has a reservation.
 
 After Lifka, The ANL/IBM SP Scheduling System (JSSPP 1995), and Mu'alem and Feitelson (IEEE TPDS 12(6), 2001). Time
-budgets are upper bounds of how long jobs run, so the latest time is known at which enough of them have ended for a job
-that waits. It keeps the GPUs that it needs then: jobs after it in the queue may use these only until that time. It may
-count on what can be reclaimed at any time, and on what running jobs give back until then.
+budgets bound the run times of jobs, so the latest time is known at which enough of them have ended for a waiting job.
+It reserves the GPUs that it needs then: later jobs in the queue may use these only until that time. It may rely on GPUs
+that can be reclaimed at any time, and on GPUs that running jobs give back until then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from espalier_operator.cluster.node_index import NodePool
 
 @dataclass(frozen=True)
 class HeldGpus:
-    """What workers on `nodes` hold, one for each entry."""
+    """Resources held by workers on `nodes`, one worker for each entry."""
 
     gpu_type: str
     nodes: Sequence[str]
@@ -31,42 +31,42 @@ class HeldGpus:
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """How many workers are on each node."""
+        """Number of workers on each node."""
         return Counter(self.nodes)
 
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """What a job keeps that waits."""
+    """The reservation of a waiting job."""
 
     starts_by: float
-    """When it starts at the latest."""
+    """Latest start of the job."""
     node_pool: NodePool
     holding: HeldGpus
-    """What it holds then."""
+    """The job's holding after its start."""
     kept: dict[str, ResourceVector] = field(default_factory=dict)
-    """By node: what it keeps of what is free, or can be reclaimed."""
+    """Reserved resources that are free or can be reclaimed, by node."""
     expected: dict[str, ResourceVector] = field(default_factory=dict)
-    """By node: what it needs of what jobs give back until it starts."""
+    """Resources that it needs of those that jobs give back until its start, by node."""
 
     def starts_before(self, time: float) -> bool:
-        """Return whether its job starts before `time`."""
+        """Return whether the job starts before `time`."""
         return self.starts_by < time
 
 
 class _GangForecast:
-    """What a node pool has for a gang once all that is lent has been reclaimed, and jobs end one after the other."""
+    """Room of a node pool for a gang after all loans have been reclaimed, as jobs end one after the other."""
 
     def __init__(self, capacity: Capacity, node_pool: NodePool, gpus: int, more: Mapping[str, ResourceVector]) -> None:
-        """Begin with what the capacity has for later, and `more` on some nodes."""
+        """Begin with the later capacity, and `more` on some nodes."""
         self._open, self._requests, self._gpus, self._more = capacity.opening(node_pool), node_pool.requests, gpus, more
         self._has: dict[str, int] = {}
-        """By node: GPUs."""
+        """GPUs by node."""
         self._left: dict[str, dict[str, int]] = {}
-        """By node on which another resource can run short: what is left of these."""
+        """Remaining other resources of nodes on which they can run short."""
         self._fitting: dict[str, int] = {}
         self.workers = 0
-        """How many there is room for."""
+        """Number of workers that fit."""
         self._ended: list[HeldGpus] = []
         having = (node for node, resources in more.items() if resources.gpus > 0)
         for node in {*capacity.nodes_with_hopes(node_pool), *having}:
@@ -75,16 +75,16 @@ class _GangForecast:
 
     @property
     def headroom(self) -> list[tuple[str, int]]:
-        """The nodes in order of name, and for how many workers each has room."""
+        """(Node, workers that fit), in order of name."""
         return sorted(self._fitting.items())
 
     def given(self, node: str) -> ResourceVector:
-        """Return what jobs have given back on `node`."""
+        """Return the resources that jobs have given back on `node`."""
         given = (each.each * each.counts[node] for each in self._ended if node in each.counts)
         return sum(given, NOTHING)
 
     def give_back(self, holding: HeldGpus) -> None:
-        """Let a job end."""
+        """Add the resources of an ended job."""
         self._ended.append(holding)
         each, has, short, gpus, fitting = holding.each, self._has, self._left, self._gpus, self._fitting
         for node, workers in holding.counts.items():
@@ -99,7 +99,7 @@ class _GangForecast:
                     fitting[node] = fits
 
     def _begin(self, node: str) -> bool:
-        """Take in what a node has; return whether it is one of the node pool's."""
+        """Add the resources of a node; return whether it is in the node pool."""
         found = self._open(node)
         if found is None:
             return False
@@ -119,7 +119,7 @@ class _GangForecast:
 
 
 class Reservations:
-    """The reservations of one plan. What they keep is missing in the capacity, except where it is lifted."""
+    """The reservations of one plan. Their resources are missing in the capacity, except while lifted."""
 
     def __init__(
         self,
@@ -130,34 +130,32 @@ class Reservations:
     ) -> None:
         """Make at most `most` reservations.
 
-        `running` returns until when at the latest jobs hold what; `extra_workers` what can be reclaimed, by node. Both
-        are called only when a job must wait.
+        `running` yields (latest end, holding) of running jobs; `extra_workers` returns reclaimable resources by node.
+        Both are called only when a job must wait.
         """
         self._capacity, self._most, self._extra_workers = capacity, most, extra_workers
         self._running: Callable[[], Iterable[tuple[float, HeldGpus]]] | None = running
         self._ends: list[tuple[float, int, HeldGpus]] = []
-        """What jobs give back, by time: the running ones once they are asked for, and those that were added.
-
-        The second entry is different in each.
+        """(Time, unique number, holding) of jobs that give back, by time: running ones, once read, and added ones.
         """
         self._added = 0
         self._made: list[Reservation] = []
         self._failed_placements: dict[tuple[NodePool, int], int] = {}
-        """By node pool and GPUs of a worker: the smallest gang that could not get a reservation."""
+        """The smallest gang without a reservation, by node pool and GPUs of a worker."""
 
     def kept_from(self, ends_by: float) -> tuple[int, ...]:
-        """Return the numbers of the reservations that a job must not touch that runs until `ends_by`."""
+        """Return the indices of reservations that a job running until `ends_by` must not touch."""
         return tuple(number for number, each in enumerate(self._made) if each.starts_before(ends_by))
 
     def relied_on(self, ends_by: float) -> set[str]:
-        """Return the nodes on which reservations count that a job must not touch that runs until `ends_by`."""
+        """Return the nodes on which reservations rely that a job running until `ends_by` must not touch."""
         return {node for each in self._made if each.starts_before(ends_by) for node in each.expected}
 
     @contextmanager
     def lifted(self, ends_by: float) -> Iterator[tuple[float, Callable[[HeldGpus], None]]]:
-        """Within, allow what a job may use that has ended by `ends_by`; yield for how many seconds more it may.
+        """Lift the reservations that a job ending by `ends_by` does not delay; yield (slack in seconds, take).
 
-        And what counts what a job has taken that starts within: the reservations count on it once it is given back.
+        `take` counts the holding of a job that starts within: the reservations rely on it once it is given back.
         """
         lifted = [each for each in self._made if not each.starts_before(ends_by)]
         self._free(lifted)
@@ -177,7 +175,7 @@ class Reservations:
             self._keep(each)
 
     def replace(self, gone: Iterable[HeldGpus], ends_by: float, by: HeldGpus) -> None:
-        """Count running jobs that hold `gone` as ended, and what they give back as held until `ends_by`."""
+        """Count running jobs that hold `gone` as ended, and their resources as held until `ends_by` in `by`."""
         ends = list(self._endings())
         for holding in gone:
             ends.remove(next(each for each in ends if each[2] == holding))
@@ -185,12 +183,12 @@ class Reservations:
         self._add_end(ends_by, by)
 
     def end(self) -> None:
-        """End all reservations: what follows can be asked back when they start."""
+        """End all reservations: the loans that follow can be reclaimed for them."""
         self._free(self._made)
         self._made = []
 
     def cancel(self, reservation: Reservation) -> None:
-        """Take back what `reserve` has returned; not where reservations are lifted."""
+        """Cancel a result of `reserve`; not while reservations are lifted."""
         self._free([reservation])
         self._made.remove(reservation)
         self._ends = [each for each in self._endings() if each[2] is not reservation.holding]
@@ -198,10 +196,9 @@ class Reservations:
     def reserve(
         self, node_pools: Iterable[NodePool], gpus: int, workers: int, now: float, seconds: float
     ) -> Reservation | None:
-        """Reserve `gpus` (> 0) for each of `workers` where they can start first, for as many seconds from then.
+        """Reserve `gpus` (> 0) for each of `workers` where they can start first, for `seconds` from then.
 
-        None where it is not known by when they start: too many others wait before, or pods of others would have to
-        leave.
+        None where their start is unknown: too many others have reservations, or foreign pods would have to leave.
         """
         if len(self._made) >= self._most:
             return None
@@ -240,7 +237,7 @@ class Reservations:
     def _start(
         self, node_pool: NodePool, gpus: int, workers: int, now: float, more: Mapping[str, ResourceVector]
     ) -> tuple[float, _GangForecast] | None:
-        """Return when a gang can start on `node_pool` at the latest, and what the node pool has then."""
+        """Return the latest start of a gang on `node_pool`, and the forecast for that time."""
         if workers >= self._failed_placements.get((node_pool, gpus), workers + 1):
             return None
         forecast, start = _GangForecast(self._capacity, node_pool, gpus, more), now

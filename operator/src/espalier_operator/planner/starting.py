@@ -1,4 +1,4 @@
-"""The start of a job whose queue and namespace allow it: on free GPUs, lent ones, or those of jobs that yield."""
+"""The start of a job whose queue and namespace allow it: on free GPUs, lent ones, or GPUs of jobs that yield."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from espalier_operator.planner.preemption import Preemptor
 from espalier_operator.planner.reservations import HeldGpus, Reservation
 
 _MOMENT: Final = 0.001
-"""What times by which another one is over are later than it, in seconds."""
+"""Margin after the end of a period at which the next plan is made, in seconds."""
 _Tries = tuple[tuple[str, ...], str | None]
-"""Gangs that may use these types of GPUs, of one namespace; None: of all."""
+"""Key of gangs: the types of GPUs that they may use, and their namespace; None: all."""
 Attempt = tuple[tuple[NodePool, ...], int, int, tuple[int, ...]]
-"""Where a gang was to start, its workers' GPUs, its workers, and what it must not touch."""
+"""Key of an attempt: node pools, GPUs of a worker, workers, and reservations that it must not touch."""
 _Place = tuple[tuple[tuple[int, ...], ...], int, tuple[int, ...]]
-"""The groups of nodes of each node pool, the GPUs of a worker, and what it must not touch."""
+"""The groups of nodes of each node pool, the GPUs of a worker, and reservations that it must not touch."""
 
 
 class _Reserved(NamedTuple):
-    """What is kept for a job that waits."""
+    """A waiting job with its reservation."""
 
     job: JobFacts
     reservation: Reservation
@@ -45,18 +45,17 @@ class Starting:
         self._cycle, self._record, self._preemptor = cycle, cycle.record, preemptor
         self._failed_placements = FailedPlacements()
         self._tried: Counter[_Tries] = Counter()
-        """How many found none."""
+        """Number of gangs that found no GPUs."""
         namespaces = {job.claim.namespace for job in cycle.waiting}
         self._share = max(1, cycle.rules.backfill_depth // max(1, len(namespaces)))
-        """How many different gangs of a namespace are tried whatever others there are."""
+        """Number of different gangs of a namespace that are tried in any case."""
         self._reserved: dict[str, _Reserved] = {}
-        """By job that waits."""
+        """Reservations by waiting job."""
 
     def start_or_wait(self, job: JobFacts, node_pools: Sequence[NodePool]) -> bool:
-        """Start a job on one of `node_pools` without touching what is kept for others when it still runs, or let it
-        wait.
+        """Start a job on one of `node_pools` without delaying reservations, or make it wait.
 
-        Return whether it starts, or gets what is being given back.
+        Return whether it starts, or gets GPUs that are being given back.
         """
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         until = ends_by(job, self._cycle.now, self._cycle.rules)
@@ -76,7 +75,7 @@ class Starting:
             self._tried.update(((types, None), own))
         if self._preempt(job, node_pools, until, reason):
             return True
-        # Where it fits only once others' pods have left, it keeps nothing from those who fit before.
+        # Where it fits only after foreign pods have left, it reserves nothing, as others may fit before.
         fitting = (
             node_pool
             for node_pool in node_pools
@@ -91,15 +90,15 @@ class Starting:
         return False
 
     def _may_try(self, own: _Tries) -> bool:
-        """Return whether another gang is tried: of all namespaces together no more than the rules say, and of each at
-        least its share, so that nobody's jobs keep those of others from being tried.
+        """Return whether another gang is tried: no more than the rules allow for all namespaces together, but at least
+        the share of each namespace, so that no namespace's jobs keep others' from being tried.
         """
         types, _ = own
         tried, most = self._tried[types, None], self._cycle.rules.backfill_depth
         return tried < most or (tried < 2 * most and self._tried[own] < self._share)
 
     def gets_gpus(self, job: JobFacts, node_pools: Sequence[NodePool]) -> bool:
-        """Return whether a waiting job would get GPUs of one of `node_pools` now, or of what is lent or given back."""
+        """Return whether a waiting job would get GPUs of one of `node_pools`: free, lent, or being given back."""
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         until = ends_by(job, self._cycle.now, self._cycle.rules)
         with self._cycle.reservations.lifted(until):
@@ -107,7 +106,7 @@ class Starting:
             return any(supply is not Supply.NEVER for supply in supplies)
 
     def end_reservations(self) -> None:
-        """Keep GPUs and ResourceQuotas no longer for jobs that wait: what follows can be asked back when they start."""
+        """End the reservations of GPUs and ResourceQuotas: the loans that follow can be reclaimed for waiting jobs."""
         self._cycle.reservations.end()
         for each in self._reserved.values():
             self._cycle.namespaces.hold(each.job, -each.job.terms.min_replicas)
@@ -120,12 +119,12 @@ class Starting:
             self._cycle.reservations.cancel(known.reservation)
 
     def start_elsewhere(self, job: JobFacts, node_pools: Sequence[NodePool]) -> None:
-        """Start a job that waits on one of `node_pools` if it can start there, and give up what it has reserved."""
+        """Start a waiting job on one of `node_pools` if it can start there, and cancel its reservation."""
         known = self._reserved.get(job.key)
         reserved = None if known is None else known.reservation
         if reserved is not None:
             self._cycle.hold_quota(job, reserved.node_pool, sign=-1)
-        # Those that wait for the same quotas by now come after it.
+        # Jobs that wait for the same quotas by now come after it.
         node_pools = self._cycle.allowed(job, node_pools, borrowing=True, is_first=True)
         fits = self._cycle.namespaces.fits(job, job.terms.min_replicas) if known is None else known.fits_namespace
         started: HeldGpus | Reason | None = Reason.QUOTA_EXCEEDED
@@ -144,23 +143,23 @@ class Starting:
     def _start_beside_others(
         self, job: JobFacts, node_pools: Sequence[NodePool], until: float, *, in_vain: bool = False
     ) -> HeldGpus | Reason | None:
-        """Do what `_start` does with what is not kept for others while a job would run until `until`.
+        """Do `_start` without delaying reservations, for a job that would run until `until`.
 
-        `in_vain`: it is known that there are too few GPUs, and only asked why.
+        `in_vain`: GPUs are known to be too few, and only the reason is returned.
         """
         with self._cycle.reservations.lifted(until) as (left, take):
             started = self._shortage(job, node_pools) if in_vain else self._start(job, node_pools)
-            if started is None and left < math.inf:  # from then on, what it waits for is free for others
+            if started is None and left < math.inf:  # after that, others may have the GPUs that it waits for
                 self._record.wake(self._cycle.now + left + _MOMENT)
             if isinstance(started, HeldGpus):
                 take(started)
         return started
 
     def _start(self, job: JobFacts, node_pools: Sequence[NodePool]) -> HeldGpus | Reason | None:
-        """Start a job on the first of `node_pools` where all its workers can start now; return what they hold.
+        """Start a job on the first of `node_pools` where all its workers can start now; return their holding.
 
-        They go to the nodes that the policy wishes, if these have room for all of them. If there is no such node pool,
-        let lent GPUs be reclaimed for the job, and return None; or return why that is not enough either. Nodes that the
+        They go to the policy's preferred nodes, if these have room for all of them. If there is no such node pool,
+        reclaim lent GPUs for the job and return None, or return the reason if that is not enough either. Nodes that the
         job avoids are used where all others are not enough.
         """
         started: HeldGpus | Reason | None = Reason.NO_FREE_GPU
@@ -196,15 +195,15 @@ class Starting:
         return reason
 
     def _shortage(self, job: JobFacts, node_pools: Sequence[NodePool]) -> Reason:
-        """Return why a job finds too few nodes of `node_pools`: other resources are used up, or GPUs are."""
+        """Return the reason for which a job finds too few nodes of `node_pools`: other resources are short, or GPUs."""
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
-        # Where they request nothing but GPUs, it was tried just now.
+        # Node pools without other requests were tried just now.
         bare = (self._cycle.capacity.without_requests(node_pool) for node_pool in node_pools if node_pool.requests)
         free = (self._cycle.pool.has_gang(node_pool, gpus, workers) for node_pool in bare)
         return Reason.UNSCHEDULABLE if any(free) else Reason.NO_FREE_GPU
 
     def _preempt(self, job: JobFacts, node_pools: Sequence[NodePool], until: float, reason: Reason) -> bool:
-        """Let jobs yield their base GPUs to a job that would run until `until`, if that gives it all its workers."""
+        """Stop jobs that yield to a job that would run until `until`, if that gives it all its workers."""
         mark = self._cycle.transaction.mark()
         room = self._preemptor.make_room(job, node_pools, self._cycle.reservations.relied_on(until))
         if room is None:
@@ -219,7 +218,7 @@ class Starting:
         return True
 
     def _admit(self, job: JobFacts, node_pool: NodePool, mark: int) -> HeldGpus:
-        """Admit a job whose workers were placed on `node_pool` since `mark`; return what they hold."""
+        """Admit a job whose workers were placed on `node_pool` since `mark`; return their holding."""
         placed = self._cycle.places.placed(job, mark)
         self._cycle.places.base_nodes[job.key].update(zip(job.base_indexes, placed, strict=True))
         self._cycle.hold_quota(job, node_pool)
@@ -227,28 +226,28 @@ class Starting:
         return self._held(job, node_pool, mark)
 
     def _held(self, job: JobFacts, node_pool: NodePool, mark: int) -> HeldGpus:
-        """Return what the workers of a job hold that were placed on `node_pool` since `mark`."""
+        """Return the holding of a job's workers that were placed on `node_pool` since `mark`."""
         resources = ResourceVector(job.terms.gpus_per_worker, node_pool.requests)
         return HeldGpus(node_pool.gpu_type, self._cycle.capacity.placed_since(mark), resources)
 
 
 class FailedPlacements:
-    """The attempts that were in vain. A start takes GPUs from those after it, and a reclaim brings no more than was
-    counted, so they stay so; except where jobs yield, or a reservation is given up (`expire`).
+    """Cache of failed attempts. Starts take GPUs from later jobs, and reclaims bring no more than was counted, so an
+    equal or larger gang fails too, except after jobs yield or a reservation is cancelled (`expire`).
     """
 
     def __init__(self) -> None:
-        """Nothing was."""
+        """Start empty."""
         self._reasons: dict[Attempt, Reason] = {}
         self._smallest: dict[_Place, list[tuple[Amounts, int]]] = defaultdict(list)
-        """What each worker requested, and how many workers there were."""
+        """(Requests of a worker, number of workers) of the smallest failed gangs."""
 
     def reason(self, attempt: Attempt) -> Reason | None:
-        """Return why this attempt, or one for an equal gang, was in vain; None: it was not made."""
+        """Return the reason of the failure of an equal attempt; None: none was made."""
         return self._reasons.get(attempt)
 
     def is_hopeless(self, attempt: Attempt) -> bool:
-        """Return whether a gang that requests no more was in vain."""
+        """Return whether an attempt for a gang that requests no more has failed."""
         (node_pool, *_), _, workers, _ = attempt
         requests = dict(node_pool.requests)
         return any(
@@ -257,14 +256,14 @@ class FailedPlacements:
         )
 
     def add(self, attempt: Attempt, reason: Reason) -> None:
-        """Take note that an attempt was in vain."""
+        """Record a failed attempt."""
         (node_pool, *_), _, workers, _ = attempt
         self._reasons[attempt] = reason
         if not self.is_hopeless(attempt):
             self._smallest[_place(attempt)].append((node_pool.requests, workers))
 
     def expire(self) -> None:
-        """Record that there may be more GPUs for other gangs than were counted."""
+        """Drop conclusions about larger gangs, as there may now be more GPUs than were counted."""
         self._smallest.clear()
 
 

@@ -198,7 +198,7 @@ def test_a_clock_that_is_put_forward_takes_no_lease(world: World, monkeypatch: p
 def test_what_cannot_be_is_refused_at_the_start(world: World, tmp_path: Path) -> None:
     """Exit codes and words of the command; each option has its words in `test_kube_options.py`."""
     refused = {
-        ("--agent-url=agent:80",): (2, "is no URL; write http://HOST:PORT"),
+        ("--agent-url=agent:80",): (2, "is not a URL; write http://HOST:PORT"),
         ("--audit-dir=/proc/audit",): (4, "--audit-dir: /proc/audit cannot be written"),
         ("--http=256.0.0.1:1",): (4, "give another address to --http"),
     }

@@ -88,7 +88,7 @@ def test_an_object_of_the_name_that_is_somebody_else_s_is_named(world: World) ->
     world.server.request("POST", path, mine)
     world.jobs.make("job")
     world.until_condition("job", "Running", "False", "PodRejected")
-    assert "Service 'job' is there already and is not this job's" in message(world, "job", "Running")
+    assert "Service 'job' exists already and is not this job's" in message(world, "job", "Running")
     assert world.server.request("GET", f"{path}/job")["spec"]["selector"] == {"mine": "yes"}
     world.server.request("DELETE", f"{path}/job")
     world.until_condition("job", "Running", "True", "Running")

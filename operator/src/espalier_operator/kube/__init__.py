@@ -1,6 +1,6 @@
-"""The scheduler on Kubernetes: kopf records facts, the loop plans, and the status of each job stores its state.
+"""The scheduler on Kubernetes: kopf records facts, the loop plans, and each job's status stores its state.
 
-`client` is the asynchronous transport under the rules of `espalier_core.k8s`, and finds the credentials for it.
+`client` is the asynchronous transport under the rules of `espalier_core.k8s`, including its credentials.
 
 Packages: `objects` (objects of the API server, read and built), `watch` (the known state of the cluster), `state` (the
 operator's state of each job), `apply` (writes statuses and objects), `metrics` and `process` (the command, its

@@ -1,9 +1,9 @@
-"""The audit log: every plan that decided something, as a line of JSON, and the snapshot that it was made by.
+"""The audit log: every plan with actions as a line of JSON, and its snapshot.
 
-`espalier plan --snapshot FILE` decides the same again. A line has `at` (epoch seconds), `snapshot` (the name of its
-file in the same folder), `actions`, and `fallback` (why `fair` decided in the place of the policy, else null). Plans
-are written in a thread while the operator continues. A plan that is not written, because the disk is full or too slow,
-is reported in the operator's log.
+`espalier plan --snapshot FILE` repeats the decision. A line has `at` (epoch seconds), `snapshot` (the name of its file
+in the same folder), `actions`, and `fallback` (the reason for which `fair` decided in place of the policy, else null).
+Plans are written in a thread while the operator continues. A plan that is not written, because the disk is full or too
+slow, is reported in the operator's log.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ logger = logging.getLogger(__name__)
 
 _ENDING: Final = ".json.gz"
 _WAITING: Final = 32
-"""How many plans may wait to be written: their snapshots are kept in memory."""
+"""Maximum number of plans that wait to be written, with their snapshots in memory."""
 _LINES_PART: Final = 8
-"""The part of the limit that is for lines is 1 in this, twice: the current lines and the earlier ones."""
+"""Divisor of the limit for the current lines, and likewise for the earlier ones."""
 
 
 class AuditLog:
-    """Writes to one folder, at most as many bytes as it may; the oldest go first."""
+    """Writes to one folder up to a limit of bytes; the oldest snapshots are removed first."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
-        """Make `folder`. `OSError` where nothing can be written there."""
+        """Create `folder`. Raises `OSError` where it cannot be written to."""
         self._folder, self._limit = folder, limit_bytes
         self._plans: asyncio.Queue[tuple[Snapshot, Plan]] = asyncio.Queue(_WAITING)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / DECISIONS).open("a").close()
         self._snapshots: deque[tuple[Path, int]] | None = None
-        """Those in the folder with their sizes, oldest first; None before the first plan is written."""
+        """Snapshots in the folder with their sizes, oldest first; None before the first plan is written."""
         self._bytes = 0
 
     def add(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Have a plan written if it decided something."""
+        """Queue a plan for writing if it has actions."""
         if not plan.actions:
             return
         try:
@@ -64,13 +64,13 @@ class AuditLog:
                 self._plans.task_done()
 
     async def written(self) -> None:
-        """Wait until everything is."""
+        """Wait until all queued plans are written."""
         await self._plans.join()
 
     def _write(self, snapshot: Snapshot, plan: Plan) -> None:
         if self._snapshots is None:
-            # A folder may hold a hundred thousand, so they are looked up once; and not before this operator leads:
-            # while it waits, the leader writes to the same folder.
+            # A folder may have a hundred thousand files, so it is listed once; and not before this operator leads, as
+            # until then the leader writes to the same folder.
             self._snapshots = deque((file, file.stat().st_size) for file in sorted(self._folder.glob(f"*{_ENDING}")))
             self._bytes = sum(size for _, size in self._snapshots)
         file = self._folder / f"{_name(snapshot)}{_ENDING}"
@@ -98,5 +98,5 @@ class AuditLog:
 
 
 def _name(snapshot: Snapshot) -> str:
-    """Return when it was taken, in microseconds: names sort by time."""
+    """Return the snapshot's time in microseconds, so that names sort by time."""
     return f"{datetime.fromtimestamp(snapshot.taken_at, UTC):%Y%m%dT%H%M%S.%fZ}"

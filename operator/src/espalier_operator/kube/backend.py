@@ -1,15 +1,15 @@
 """The loop's backend for Kubernetes. One reconcile, in order:
 
-1. `watch.informer` puts what the API server sends into `watch.store`, and wakes the loop.
-2. `loop.SchedulerLoop.tick` calls `observe`. Each `state.managed_job` looks at its pods and its report
+1. `watch.informer` puts objects from the API server into `watch.store`, and wakes the loop.
+2. `loop.SchedulerLoop.tick` calls `observe`. Each `state.managed_job` reads its pods and its report
    (`job.progress`), and `snapshot.assemble` makes one snapshot of all jobs.
-3. `planner.plan` decides, by the scheduling policy.
+3. `planner.plan` decides by the scheduling policy.
 4. `apply` changes the state of a job for each action (`job.transitions.after`).
-5. `planned` queues the jobs that have something to write or to do (`apply.workqueue`).
-6. `apply.writer` writes the status of a job first, and then takes the steps that its state calls for (`apply.steps`).
+5. `planned` queues the jobs that have pending writes or steps (`apply.workqueue`).
+6. `apply.writer` writes the status of a job first, and then takes the steps that its state needs (`apply.steps`).
 
-Between two plans, `sync_figures` looks at the jobs that have news, and lets them write what follows from it alone:
-figures, and that extra workers run (`state.due`).
+Between two plans, `sync_figures` observes changed jobs, and lets them write the direct consequences: figures, and
+running extra workers (`state.due`).
 
 `observe`, `apply` and `sync_figures` make no requests. Requests are made by flushes, at most one task per job, which
 start when a plan is made, or by `sync_figures`. So a job whose namespace answers slowly does not delay other jobs.
@@ -65,29 +65,29 @@ class KubeBackend:
         audit: AuditLog | None = None,
         queue_statuses: QueueStatuses | None = None,
     ) -> None:
-        """Join the parts; `signals` times how long decisions take to arrive, `notice` says that there is news."""
+        """Take the parts; `signals` measures the arrival of decisions, `notice` reports changes to the loop."""
         self._recent_use, self._audit, self._queue_statuses = recent_use, audit, queue_statuses
         self._signals, self._notice = signals, notice
         self._store, self._writer, self._settings, self._clock, self._rules = store, writer, settings, clock, rules
         self.jobs: dict[str, ManagedJob] = {}
-        """By UID, those that are there and are not being deleted."""
+        """Existing jobs that are not being deleted, by UID."""
         self._deleted: dict[str, Backoff] = {}
-        """By UID, those that are being deleted and still there: somebody's finalizer holds them."""
+        """Jobs that are being deleted and held by a foreign finalizer, by UID."""
         self._uids: dict[str, str] = {}
         self._unreadable: dict[str, str] = {}
         self.queue = WorkQueue(self._flush)
         self._pace = FigurePace(settings.persist_seconds)
         self.snapshot: Snapshot | None = None
-        """The last that was planned by."""
+        """The snapshot of the last plan."""
         self.shares: Sequence[Share] = ()
-        """What the policy decided last, in the order in which shares are served."""
+        """Shares of the last plan, in the order in which they are served."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
 
-    # ---- seeing
+    # ---- observation
 
     async def observe(self) -> Snapshot:
-        """Return all jobs with their workers, the nodes, and others' pods. `BackendError` while not all is known."""
+        """Return all jobs with workers, nodes, and foreign pods. Raises `BackendError` while not all is known."""
         now = self._clock.now()
         if unknown := self._unknown(now):
             raise BackendError(unknown)
@@ -98,9 +98,9 @@ class KubeBackend:
         return self._recent_use.seen(assemble(self.jobs.values(), self._store, now, self._rules))
 
     def sync_figures(self) -> float:
-        """Look at the jobs that have news, and let them write what needs no plan.
+        """Observe changed jobs, and queue their writes that need no plan.
 
-        Return within how many seconds a plan must be made because of the news, infinity for never.
+        Return the seconds within which the changes need a plan, infinity for never.
         """
         now = self._clock.now()
         if self._unknown(now):
@@ -111,14 +111,14 @@ class KubeBackend:
         self._look([job for job, _ in looked], now)
         for job, before in looked:
             due_in = plan_due_in(before, job.plan_inputs())
-            if due_in > SOON:  # otherwise the plan is to see it first
+            if due_in > SOON:  # otherwise the plan comes first
                 self._queue_if_due(job, now)
             within = min(within, due_in)
         self._set_timer(now)
         return within
 
     def _update(self, now: float) -> bool:
-        """Take in what is new of jobs; return whether jobs came, went, or are to be run in another way."""
+        """Update changed jobs; return whether jobs came, went, or changed their specification."""
         before = {}
         for uid in self._store.take_changed():
             before[uid] = self.jobs[uid].job if uid in self.jobs else None
@@ -129,7 +129,7 @@ class KubeBackend:
         return any(uid not in self.jobs or self.jobs[uid].job is not job for uid, job in before.items())
 
     def _look(self, jobs: Collection[ManagedJob], now: float) -> None:
-        """Bring jobs up to `now`, and time the signals to their leaders."""
+        """Update jobs to `now`, and measure the signals to their leaders."""
         granted = []
         for job in jobs:
             before = job.state
@@ -147,12 +147,12 @@ class KubeBackend:
                 self._signals.acknowledged(uid, facts.acknowledged_generation, now)
 
     def _unknown(self, now: float) -> str:
-        """Return what is not known that a plan needs; '' where all is known."""
+        """Return a description of missing or outdated facts that a plan needs; '' where all are known."""
         if unknown := self._store.unknown():
             return f"not all is known yet: {', '.join(unknown)} were not listed"
         age = now - (self._store.listed_at or 0.0)
         if age > LISTS_KEPT * self._settings.resync_seconds:
-            return f"what is known is {age:.0f} s old: the API server gives no lists"
+            return f"the last complete list is {age:.0f} s old: the API server returns none"
         return ""
 
     def _update_job(self, uid: str, now: float) -> None:
@@ -174,7 +174,7 @@ class KubeBackend:
             except ValueError as error:
                 if self._unreadable.get(uid) != str(error):
                     self._unreadable[uid] = str(error)
-                    logger.error("%s: left alone, its status cannot be read: %s", seen.key, error)
+                    logger.error("%s: cannot read its status, so it is left alone: %s", seen.key, error)
                 return
             self.jobs[uid] = job
             self._uids[seen.key] = uid
@@ -187,22 +187,22 @@ class KubeBackend:
         for uid in list(self._store.overwritten):
             job, seen = self.jobs.get(uid), self._store.job(uid)
             if self.queue.is_busy(uid):
-                continue  # it may be by our own hand: the answer is on its way
+                continue  # it may be our own write, whose answer is on its way
             self._store.overwritten.discard(uid)
             if job is not None and seen is not None and seen.status != job.answered:
-                logger.warning("%s: its status was changed by somebody else; it is written again", job.key)
+                logger.warning("%s: another client has changed its status; writing it again", job.key)
                 job.mark_dirty(PendingChanges.NONE, FlushPriority.REWRITE)
 
     def live(self) -> list[LiveJob]:
-        """Return the jobs that are there, for metrics."""
+        """Return the existing jobs, for metrics."""
         return [live(job) for job in self.jobs.values()]
 
     def sources(self) -> list[ProgressSource]:
-        """Return where the progress of programs is to be read."""
+        """Return the sources from which to read the progress of programs."""
         return [source for job in self.jobs.values() if (source := job.source()) is not None]
 
     def take_reading(self, source: ProgressSource, values: Mapping[str, float] | None) -> None:
-        """Take in what was read of a program; its end can be judged after the last."""
+        """Record values read from a program; the last ones allow its end to be judged."""
         job = self.jobs.get(source.job)
         if job is not None:
             job.take_reading(source, values, self._clock.now())
@@ -210,37 +210,37 @@ class KubeBackend:
                 self._notice()
 
     def poster(self, namespace: str, name: str) -> Poster | None:
-        """Return who may post the progress of a program; None: nobody."""
+        """Return the leader that may post the progress of a program; None: none."""
         job = self.jobs.get(self._uids.get(f"{namespace}/{name}", ""))
         return None if job is None else job.poster()
 
     def take_post(self, poster: Poster, values: Mapping[str, float]) -> None:
-        """Take in what the leader of a program has posted."""
+        """Record values posted by the leader of a program."""
         job = self.jobs.get(poster.job.uid)
         if job is not None:
             job.take_post(values, self._clock.now())
 
     def waiting_pods(self) -> list[tuple[str, Pod]]:
-        """Return the pods whose nodes are still to start them, with the UIDs of their jobs."""
+        """Return the pods that their nodes have not started yet, with the UIDs of their jobs."""
         return [(job.uid, pod) for job in self.jobs.values() for pod in job.waiting_pods()]
 
     def take_start_trouble(self, job: str, pod: str, trouble: StartTrouble | None) -> None:
-        """Take in what keeps the node of a pod from starting it; None: nothing that is known."""
+        """Record the obstacle for which a pod's node cannot start it; None: none is known."""
         known = self.jobs.get(job)
         if known is not None and known.take_start_trouble(pod, trouble):
             self._notice()
 
-    # ---- deciding
+    # ---- decisions
 
     async def apply(self, action: Action) -> None:
-        """Store the decision; everything else is derived from it."""
+        """Record the decision in the job's state, from which all else is derived."""
         job = self.jobs.get(self._uids.get(action.job, ""))
         if job is not None:
             job.act(action)
             logger.info("%s", action)
 
     def planned(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Record why jobs get no more, and queue the jobs that have something to write or to do."""
+        """Record the refusals, and queue the jobs that have pending writes or steps."""
         self.snapshot, self.shares = snapshot, plan.shares
         if self._audit is not None:
             self._audit.add(snapshot, plan)
@@ -262,7 +262,7 @@ class KubeBackend:
         if job.due and not job.writing.holds(now):
             self.queue.add(job.uid, urgent=job.due >= FlushPriority.CHANGES)
 
-    # ---- doing
+    # ---- writes
 
     async def _flush(self, uid: str) -> None:
         job = self.jobs.get(uid)
@@ -272,12 +272,12 @@ class KubeBackend:
         await self._writer.flush(job)
         if job.news & (PendingChanges.PODS | PendingChanges.REPORT):
             self._notice()
-        # Only this job is asked: otherwise each flush would cost more, the more jobs there are.
+        # Only this job is examined: otherwise the cost of each flush would grow with the number of jobs.
         if job.due_at is not None and (self._timer is None or job.due_at < self._timer_due):
             self._set_timer_at(job.due_at, self._clock.now())
 
     async def _end_deleted(self, uid: str) -> None:
-        """End the pods of a job that is being deleted: nobody counts its budget or reclaims what it was lent."""
+        """End the pods of a job that is being deleted: its budget is not counted, nor are its loans reclaimed."""
         trying, seen = self._deleted.get(uid), self._store.job(uid)
         if trying is None or seen is None:
             return
@@ -286,10 +286,10 @@ class KubeBackend:
             trying.succeeded()
         except BackendError as error:
             wait = trying.failed(self._clock.now())
-            logger.warning("%s: its pods cannot be ended: %s; trying again in %.0f s", seen.key, error, wait)
+            logger.warning("%s: cannot end its pods: %s; retrying in %.0f s", seen.key, error, wait)
 
     def _set_timer(self, now: float) -> None:
-        """Have the loop look when the first job is due."""
+        """Set the timer to the time when the first job is due."""
         dues = (job.due_at for job in self.jobs.values())
         due = min((due for due in dues if due is not None), default=None)
         if due is None:
@@ -298,7 +298,7 @@ class KubeBackend:
             self._set_timer_at(due, now)
 
     def _set_timer_at(self, due: float, now: float) -> None:
-        """Have the loop look at `due`. One that looks too early sees that nothing is due."""
+        """Set the timer to `due`. A notice that is too early does no harm."""
         self._cancel_timer()
         seconds = max(0.0, self._clock.wall_seconds(due - now))
         self._timer = asyncio.get_running_loop().call_later(seconds, self._timer_rings)
@@ -314,6 +314,6 @@ class KubeBackend:
             self._timer = None
 
     async def close(self, seconds: float) -> None:
-        """Finish pending writes, for at most this many seconds."""
+        """Finish pending writes for at most this many seconds."""
         self._cancel_timer()
         await self.queue.close(seconds)

@@ -1,9 +1,8 @@
-"""The client of the API server, and how the operator gets access to it.
+"""The client of the API server, and the operator's access to it.
 
 Requests have a deadline; temporary failures are retried, refusals are raised. A thin transport over `kubernetes.aio`'s
-`ApiClient`, which authenticates, keeps the connections and refreshes tokens; what answers mean, paging and retries are
-`espalier_core.k8s`'s. Only plain JSON goes through it: thousands of pods are listed in half the time that typed models
-take.
+`ApiClient`, which authenticates, keeps the connections and refreshes tokens; `espalier_core.k8s` interprets answers and
+rules paging and retries. Only plain JSON is used: listing thousands of pods takes half the time of typed models.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from espalier_operator.loop import BackendError
 logger = logging.getLogger(__name__)
 
 PAGE: Final = 200
-"""Objects in one answer to a list. Nodes are 10 kB and more each: while an answer is read nothing else is done."""
+"""Objects in one page of a list. Nodes have 10 kB and more each, and parsing a page blocks everything else."""
 POD_LOGS: Final = "pods/log"
-"""How requests for logs of pods are counted."""
+"""Name under which requests for logs of pods are counted."""
 WEBHOOK_SECONDS: Final = 30.0
-"""How long the API server may wait for an admission webhook, before it says that it was that one."""
+"""Seconds that the API server may wait for an admission webhook before it names it as the cause."""
 CONNECTIONS: Final = 64
-"""Requests at once."""
+"""Maximum number of concurrent requests."""
 
 
 class ApiRefusalError(BackendError):
-    """The API server refuses the request, and would refuse it again now; or an admission webhook or policy does."""
+    """The API server, an admission webhook or a policy refuses the request, and would refuse it again now."""
 
     def __init__(self, what: str, status: Status) -> None:
         """Keep the server's `status`."""
@@ -54,11 +53,11 @@ class ApiRefusalError(BackendError):
 
 
 class NotOwnedError(BackendError):
-    """There is already an object with this name, and it has another owner."""
+    """An object with this name exists already and has another owner."""
 
 
 class KubeClient:
-    """Requests as the operator needs them. `BackendError` where all tries of a request failed."""
+    """The operator's requests. They raise `BackendError` if all tries of a request failed."""
 
     def __init__(
         self,
@@ -67,10 +66,10 @@ class KubeClient:
         requested: Callable[[str, str, int, float], None] = lambda verb, resource, code, seconds: None,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Take over an ApiClient, which stays the caller's to close.
+        """Use an ApiClient, which the caller closes.
 
-        `requested` is called for each try: verb, resource, HTTP code (0: no answer) and the seconds that it took.
-        `may_write` is asked before each try of a write: an operator that was frozen may no longer hold its Lease.
+        `requested` is called for each try with verb, resource, HTTP code (0: no answer) and seconds. `may_write` is
+        called before each try of a write: an operator that was frozen may no longer hold its Lease.
         """
         self._api, self._retries, self._requested = api, retries or Retries(), requested
         self._may_write = may_write
@@ -88,9 +87,9 @@ class KubeClient:
         keep: Callable[[Raw], Raw] = lambda raw: raw,
         identities: bool = False,
     ) -> Listing:
-        """Return all objects that the selectors choose, of each what `keep` returns of it when its page has come.
+        """Return all objects chosen by the selectors, each as returned by `keep`, which is called page by page.
 
-        `identities`: of each only which it is, and of which version.
+        `identities`: only the identity and version of each.
         """
         size, read = (IDENTITIES_PAGE, identities_of) if identities else (PAGE, json.loads)
         pages, accept = Pages(size, labels, fields, keep), IDENTITIES if identities else "application/json"
@@ -105,22 +104,22 @@ class KubeClient:
                 try:
                     listing = pages.take(page)
                 except (KeyError, TypeError, ValueError, AttributeError) as error:
-                    # A server that starts or stops, and what stands before it, answer so now and then.
+                    # A starting or stopping server, or a proxy before it, may answer so.
                     raise BackendError(f"{call}: the answer is not a list: {error!r}") from error
                 if listing is not None:
                     return listing
 
     async def serves(self, resource: Resource) -> bool:
-        """Return whether the API server serves this kind: a CRD is served a moment after it exists."""
+        """Return whether the API server serves this kind; a CRD is served a moment after its creation."""
         known = await self._present(Call("discover", resource)) or {}
         return any(each.get("name") == resource.plural for each in known.get("resources") or ())
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Raw | None:
-        """Return an object, None where it is not there."""
+        """Return an object; None where it does not exist."""
         return await self._present(Call("get", resource, namespace, name))
 
     async def changes(self, resource: Resource, since: int, *, labels: str, fields: str) -> builtins.list[Raw]:
-        """Return the events since a version as far as they come within a second; 410 where that is too long ago."""
+        """Return the events since a version that arrive within a second; a refusal with 410 where it is too old."""
         query = {"watch": "true", "resourceVersion": str(since), "timeoutSeconds": "1"}
         query |= {"labelSelector": labels, "fieldSelector": fields}
         read = lambda body: [json.loads(line) for line in body.splitlines()]  # noqa: E731
@@ -131,10 +130,10 @@ class KubeClient:
         return events
 
     async def create(self, manifest: Raw, owner: str | None) -> Raw | None:
-        """Make an object and return it as it is there; one that is there already and belongs to `owner` (a UID) is it.
+        """Create an object and return it as stored; return an existing one if it belongs to `owner` (a UID).
 
-        `NotOwnedError` where it belongs to somebody else. Without `owner` nobody asks whose it is, and None is
-        returned where it was there.
+        Raises `NotOwnedError` where it belongs to another owner. Without `owner`, the owner is not checked, and None is
+        returned where it exists already.
         """
         resource = resource_of(manifest)
         namespace, name = manifest["metadata"].get("namespace"), manifest["metadata"]["name"]
@@ -148,25 +147,25 @@ class KubeClient:
             return None
         found = await self.get(resource, namespace, name)
         if found is None:
-            raise BackendError(f"{resource.kind} {key_of(manifest)} went while it was looked at")
+            raise BackendError(f"{resource.kind} {key_of(manifest)} was deleted while it was read")
         if controller_of(found).get("uid") != owner:
             raise NotOwnedError(
-                f"{resource.kind} {name!r} is there already and is not this job's: delete it, or name the job otherwise"
+                f"{resource.kind} {name!r} exists already and is not this job's; delete it, or rename the job"
             )
         return found
 
     async def patch(self, resource: Resource, namespace: str, name: str, uid: str, body: Raw) -> Raw | None:
-        """Merge `body` into the object of this UID and return it as it is then; None where there is none any more."""
+        """Merge `body` into the object of this UID and return the result; None where it no longer exists."""
         whole = {**body, "metadata": {**body.get("metadata", {}), "uid": uid}}
         return await self._present(Call("patch", resource, namespace, name, body=whole, media=MERGE_PATCH))
 
     async def put_status(
         self, resource: Resource, namespace: str, name: str, uid: str, version: str, status: Raw
     ) -> Raw | None:
-        """Put `status` in place of that of the object of this UID and version; return the object as it is then.
+        """Replace the status of the object of this UID and version; return the resulting object.
 
-        None where there is none any more, or somebody has changed it since. A merge patch could not tell an object from
-        its namesake: in a write to a subresource the API server leaves metadata aside, the UID with it.
+        None where it no longer exists or has changed. A merge patch could not distinguish an object from its namesake:
+        in a write to a subresource the API server ignores metadata, including the UID.
         """
         operations: list[Raw] = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
@@ -177,20 +176,20 @@ class KubeClient:
         return await self._present(call)
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> Raw | None:
-        """Delete the object of this UID and return the server's answer; None where it is gone already."""
+        """Delete the object of this UID and return the server's answer; None where it no longer exists."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         body["propagationPolicy"] = "Background"
         return await self._present(Call("delete", resource, namespace, name, body=body))
 
     async def review(self, token: str, audience: str) -> Raw:
-        """Return the status of a TokenReview for `audience`; it is tried once."""
+        """Return the status of a TokenReview for `audience`, in a single try."""
         kind = resources.TOKEN_REVIEWS
         call = Call("create", kind, body=kind.review({"token": token, "audiences": [audience]}))
         reviewed: Raw = await self._request(call, tries=1)
         return reviewed.get("status") or {}
 
     async def log(self, namespace: str, name: str, container: str, *, lines: int, limit: int) -> bytes:
-        """Return the newest `lines` of a container's log, at most `limit` bytes of them; it is tried once."""
+        """Return the newest `lines` of a container's log, at most `limit` bytes, in a single try."""
         query = {"container": container, "tailLines": str(lines), "limitBytes": str(limit)}
         call = Call("get", resources.PODS, namespace, name, "log", query)
         found: bytes = await self._request(call, lambda body: body, tries=1)
@@ -199,7 +198,7 @@ class KubeClient:
     # ---- one request
 
     async def _present(self, call: Call) -> Raw | None:
-        """Return what `_request` returns; None where the object is not there, or is another of the same name."""
+        """Return the result of `_request`; None where the object does not exist, or is another of the same name."""
         try:
             answer: Raw = await self._request(call)
             return answer
@@ -233,13 +232,13 @@ class KubeClient:
             if code and refusal is None:
                 try:
                     return read(answer)
-                except ValueError as error:  # the page of a proxy, or half an answer
+                except ValueError as error:  # a proxy's page, or half an answer
                     raise BackendError(f"{call}: the answer cannot be read: {error}") from error
             if refusal is not None and not refusal.status.is_transient:
                 raise refusal
             if tried < tries:
                 wait = self._retries.wait(tried, retry_after, self._random.random())
-                logger.debug("%s; trying again in %.2f s", trouble, wait)
+                logger.debug("%s; retrying in %.2f s", trouble, wait)
                 await asyncio.sleep(wait)
         if refusal is not None and refusal.status.is_denial:
             raise refusal
@@ -251,7 +250,7 @@ class KubeClient:
         self._requested(call.verb, plural, code, asyncio.get_running_loop().time() - begun)
 
     async def _send(self, call: Call) -> tuple[int, Mapping[str, str], bytes]:
-        """Send one request and read the whole answer: its code, headers and body."""
+        """Send one request; return code, headers and body of the answer."""
         headers = {**self._api.default_headers, **call.headers}
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], call.path, call.method, None)
         url = f"{self._api.configuration.host}{call.path}{'?' + urlencode(call.parameters) if call.parameters else ''}"
@@ -265,10 +264,10 @@ class AccessError(Exception):
 
 @asynccontextmanager
 async def api_access(kubeconfig: Path | None = None) -> AsyncIterator[ApiClient]:
-    """Give a client of the cluster; its credentials are kept fresh meanwhile.
+    """Yield a client of the cluster, whose credentials are kept fresh.
 
-    With `kubeconfig` that file, without it the pod's account, and out of a cluster `$KUBECONFIG` or `~/.kube/config`.
-    `AccessError` where there is none of these.
+    The credentials come from `kubeconfig` if given, else from the pod's account, and outside a cluster from
+    `$KUBECONFIG` or `~/.kube/config`. Raises `AccessError` where there are none.
     """
     configuration = Configuration(connection_pool_maxsize=CONNECTIONS)
     configuration.client_session_kwargs = {"trust_env": False}
@@ -286,7 +285,7 @@ async def api_access(kubeconfig: Path | None = None) -> AsyncIterator[ApiClient]
 
 
 async def _load(configuration: Configuration, kubeconfig: Path | None) -> Coroutine[Any, Any, None] | None:
-    """Fill `configuration`; return what keeps it fresh, None where it does so by itself."""
+    """Fill `configuration`; return a coroutine that keeps it fresh, None where it does so by itself."""
     tried = ""
     if kubeconfig is None:
         try:
@@ -299,6 +298,6 @@ async def _load(configuration: Configuration, kubeconfig: Path | None) -> Corout
         loader = await load_kube_config(file, client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
     except (ConfigException, OSError) as error:
         hint = "give --kubeconfig FILE, or run it in a cluster"
-        raise AccessError(f"{tried}no kubeconfig that can be used: {error}; hint: {hint}") from error
+        raise AccessError(f"{tried}no usable kubeconfig: {error}; hint: {hint}") from error
     fresh: Coroutine[Any, Any, None] = refresh_token(loader, configuration)  # type: ignore[no-untyped-call]
     return fresh

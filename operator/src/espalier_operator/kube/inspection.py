@@ -1,4 +1,4 @@
-"""Objects of an API server as the operator reads them, for other parts: no I/O, no kopf."""
+"""The operator's readers of API server objects, for other packages: no I/O, no kopf."""
 
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import events

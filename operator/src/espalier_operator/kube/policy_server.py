@@ -1,7 +1,7 @@
-"""Asks the policy server, a process beside the operator that evaluates a policy file.
+"""Client of the policy server, a process beside the operator that evaluates a policy file.
 
-`POST /v1/decision` with a `Question` answers 200 with an `PolicyAnswer`, or 409 with `{"message": ...}` where the file
-cannot be used, or cannot serve this cluster.
+`POST /v1/decision` with a `Question` answers 200 with a `PolicyAnswer`, or 409 with `{"message": ...}` where the file
+cannot be used or cannot serve this cluster.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from espalier_operator.policies.view import View
 PATH: Final = "/v1/decision"
 REFUSED: Final = 409
 MOST_BYTES: Final = 16 * 1024 * 1024
-"""Of an answer. That about 10,000 jobs has some two million."""
+"""Maximum size of an answer. An answer for 10,000 jobs has about two million bytes."""
 _LONGEST_MESSAGE: Final = 500
 
 
 def asked(policy: Policy, observer: PolicyObserver) -> tuple[Policy, Asking | None]:
-    """Return a policy as the operator decides by it, and how it is asked; None: it decides by itself."""
+    """Return the policy for the operator, with its `Asking`; None: it decides by itself."""
     if isinstance(policy, LearnedPolicy) and policy.evaluates is None:
         return policy, Asking(policy, asking_at(policy.url), observer)
     return asked_here(policy, observer)
 
 
 def asking_at(url: str) -> Ask:
-    """Return what asks the policy server at `url`. A connection each question: there are a few a minute."""
+    """Return a function that asks the policy server at `url`, with one connection per question: a few per minute."""
 
     async def ask(view: View) -> PolicyAnswer:
         try:

@@ -1,7 +1,7 @@
-"""Takes what programs post of their progress, in the protocol of Kubeflow Trainer (`KUBEFLOW_TRAINER_SERVER_*`).
+"""Accepts progress posted by programs in the protocol of Kubeflow Trainer (`KUBEFLOW_TRAINER_SERVER_*`).
 
-Only the leader of a job may post for it. It proves that by a token for an audience of this job, which the kubelet
-mounts into its pod; the API server reviews it, and names the pod.
+Only the leader of a job may post for it. It proves its identity by a token for an audience of this job, which the
+kubelet mounts into its pod; the API server reviews the token, and names the pod.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from espalier_operator.loop import BackendError
 from espalier_operator.programs import values_of_post
 
 KEPT_SECONDS: Final = 60.0
-"""How long the review of a token counts."""
+"""Seconds for which the review of a token is cached."""
 REVIEWS: Final = 4
-"""Tokens that are reviewed at the same time; further posts are refused for the moment, and the next one comes soon."""
+"""Maximum number of concurrent reviews; further posts are refused for the moment, as the next one comes soon."""
 _LONGEST_TOKEN: Final = 8192
 _POD: Final = "authentication.kubernetes.io/pod-uid"
 _FORBIDDEN: Final = "the operator may not; bind its ServiceAccount to a ClusterRole with `create` of tokenreviews"
 
 
 class Posts:
-    """Checks and takes posts. Used from one event loop."""
+    """Checks and accepts posts. Used from one event loop."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class Posts:
         poster: Callable[[str, str], Poster | None],
         take: Callable[[Poster, Mapping[str, float]], None],
     ) -> None:
-        """`poster` returns who may post for a job (namespace, name); None: nobody."""
+        """Take `poster`, which returns the leader that may post for a job (namespace, name); None: none."""
         self._client, self._clock, self._poster, self._take = client, clock, poster, take
         self._known: dict[bytes, tuple[str, float]] = {}
-        """By hash of a token: the UID of its pod, and until when that counts."""
+        """UID of the pod and expiry of each reviewed token, by the token's hash."""
         self._reviews = 0
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -56,9 +56,9 @@ class Posts:
             pod = await self._pod_of(token.strip(), poster)
         except BackendError as error:
             refused = isinstance(error, ApiRefusalError) and error.status.is_forbidden
-            return web.Response(status=503, text=f"the token cannot be reviewed: {_FORBIDDEN if refused else error}\n")
+            return web.Response(status=503, text=f"cannot review the token: {_FORBIDDEN if refused else error}\n")
         if pod != poster.pod:
-            return web.Response(status=403, text="the token is not that of the job's leader\n")
+            return web.Response(status=403, text="the token does not belong to the job's leader\n")
         try:
             values = values_of_post(await request.read())
         except ValueError as error:
@@ -67,14 +67,14 @@ class Posts:
         return web.json_response({})
 
     async def _pod_of(self, token: str, poster: Poster) -> str:
-        """Return the UID of the pod that a token proves for the audience of this job; empty: none."""
+        """Return the UID of the pod proved by a token for the audience of this job; empty: none."""
         audience = poster.job.audience_of(POSTS_AUDIENCE)
         now, digest = self._clock.now(), hashlib.sha256(f"{audience} {token}".encode()).digest()
         pod, until = self._known.get(digest, ("", 0.0))
         if now < until:
             return pod
         if self._reviews >= REVIEWS:
-            raise BackendError("too many are reviewed at the moment; try again")
+            raise BackendError("too many reviews at the moment; try again")
         self._reviews += 1
         try:
             status = await self._client.review(token, audience)

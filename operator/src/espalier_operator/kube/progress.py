@@ -1,7 +1,7 @@
 """Reads the progress of programs: the newest lines of their logs, or a page of their metrics.
 
 This runs concurrently with planning, which never waits for it. A tenant decides what a program writes and how slowly it
-answers, so everything is bounded: how often a program is read, how much of it, and how many are read at once.
+answers, so everything is bounded: the rate, size and number of reads.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ logger = logging.getLogger(__name__)
 EVERY: Final = 5.0
 """Seconds between two reads of a program."""
 TICK: Final = 0.5
-"""Seconds after which is looked again who is due."""
+"""Seconds between two checks for due programs."""
 STARTED_A_TICK: Final = 10
-"""Maximum number of reads that begin in a tick; the rest waits, the longest unread first."""
+"""Maximum number of reads that begin in a tick; the others wait, the longest unread first."""
 AT_ONCE: Final = 32
 """Maximum number of reads at the same time."""
 LINES: Final = 100
-"""Number of the newest lines of a log that are read at a time."""
+"""Number of newest lines of a log that are read at a time."""
 LOG_BYTES: Final = 64 * 1024
 """Maximum number of bytes of these lines."""
 TIMEOUT: Final = 3.0
-"""Seconds in which a read must be done."""
+"""Time limit of a read, in seconds."""
 
 
 class ProgressReader:
@@ -49,10 +49,10 @@ class ProgressReader:
         sources: Callable[[], Iterable[ProgressSource]],
         take: Callable[[ProgressSource, Mapping[str, float] | None], None],
     ) -> None:
-        """`sources` are those that there are now; `take` gets what was read at one; None: reading is forbidden."""
+        """Take `sources`, the current ones, and `take`, which receives the values of one; None: it is forbidden."""
         self._client, self._clock, self._sources, self._take = client, clock, sources, take
         self._last: dict[str, float] = {}
-        """By pod: when it was last read."""
+        """Time of the last read, by pod."""
         self._ended: set[str] = set()
         """Pods whose last lines were read."""
         self._reads: dict[str, asyncio.Task[None]] = {}
@@ -70,7 +70,7 @@ class ProgressReader:
                 await asyncio.gather(*self._reads.values(), return_exceptions=True)
 
     def start_due(self, session: aiohttp.ClientSession) -> None:
-        """Start to read those that are due: first those that have ended, then those that were not read for longest."""
+        """Start due reads: ended programs first, then the longest unread."""
         now, sources = self._clock.now(), {source.pod: source for source in self._sources()}
         self._last = {pod: at for pod, at in self._last.items() if pod in sources}
         self._ended &= sources.keys()
@@ -91,7 +91,7 @@ class ProgressReader:
     def _done(self, pod: str, task: asyncio.Task[None]) -> None:
         del self._reads[pod]
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("the progress of pod %s was not read", pod, exc_info=error)
+            logger.error("cannot read the progress of pod %s", pod, exc_info=error)
 
     async def _read(self, source: ProgressSource, session: aiohttp.ClientSession) -> None:
         values: Mapping[str, float] | None = {}
@@ -102,7 +102,7 @@ class ProgressReader:
                 elif source.spec.metrics is not None:
                     values = await self._of_metrics(source, source.spec.metrics, session)
         except (BackendError, aiohttp.ClientError, OSError, TimeoutError) as error:
-            logger.debug("%s/%s: its progress was not read: %s", source.namespace, source.name, error)
+            logger.debug("%s/%s: cannot read its progress: %s", source.namespace, source.name, error)
             if isinstance(error, ApiRefusalError) and error.status.is_forbidden:
                 values = None
         finally:
@@ -114,8 +114,8 @@ class ProgressReader:
             data = await self._client.log(*place, lines=lines, limit=LOG_BYTES)
             if len(data) < LOG_BYTES:
                 break
-            # The kubelet counts bytes from the oldest of these lines on, so the newest are missing. A progress bar
-            # without ends of lines comes in pieces of 16 KiB, each of which counts as a line.
+            # The kubelet counts bytes from the oldest of these lines, so the newest are missing. A progress bar without
+            # ends of lines comes in pieces of 16 KiB, each of which counts as a line.
             lines = min(lines // 2, max(1, data.count(b"\n") // 2))
             data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]  # a number that is cut is another number
         return await asyncio.to_thread(lambda: LineReader(log).values(lines_of(data)))
@@ -137,7 +137,7 @@ class ProgressReader:
 
 
 def _session() -> aiohttp.ClientSession:
-    """Return a session without proxies, cookies or decompression: a small answer must not become a large one."""
+    """Return a session without proxies, cookies or decompression, by which a small answer could become a large one."""
     return aiohttp.ClientSession(
         trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, headers={"Accept": "text/plain"}
     )

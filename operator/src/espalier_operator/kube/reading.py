@@ -1,11 +1,10 @@
-"""Reads the API server's objects: fields of any content, and lists of metadata alone. Pure.
+"""Readers of API server objects: fields of any content, and lists of metadata only. Pure.
 
 A field of another type than expected counts as absent: one malformed object of another client must not prevent the
 scheduler from reading all others.
 
-An API server sends metadata alone where it is asked to (`Accept`): which objects there are, and of which version. Of
-thousands of nodes and pods that is 40 % of the bytes; most of them say who manages which field, and are skipped while
-the text is read, without building the rest.
+An API server can send metadata only (`Accept`): identities and versions of objects. For thousands of nodes and pods
+that is 40 % of the bytes; most of these are managed fields, which are skipped while the text is parsed.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _SCALES: Final = {
     **{f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)},
 }
 _MOST: Final = 2**63 - 1
-"""The largest quantity that Kubernetes knows."""
+"""The largest quantity of Kubernetes."""
 IDENTITIES: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 IDENTITIES_PAGE: Final = 1000
-"""Objects in one answer; it is read in some milliseconds."""
+"""Objects in one page, which is parsed in some milliseconds."""
 
 
 def is_deeper(raw: Any, levels: int) -> bool:
-    """Return whether lists and mappings lie in each other more than `levels` deep. Does not recurse."""
+    """Return whether lists and mappings are nested more than `levels` deep. Does not recurse."""
     front = [raw]
     for _ in range(levels):
         front = [
@@ -57,13 +56,13 @@ def is_deeper(raw: Any, levels: int) -> bool:
 
 
 def whole(raw: Any, *path: str) -> int | None:
-    """Return the whole number at `path`, None where there is none."""
+    """Return the integer at `path`; None where there is none."""
     found = at(raw, path)
     return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 def time(raw: Any, *path: str) -> float | None:
-    """Return the time at `path` in epoch seconds, None where there is none."""
+    """Return the time at `path` in epoch seconds; None where there is none."""
     try:
         moment = datetime.fromisoformat(text(raw, *path))
         return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
@@ -72,9 +71,9 @@ def time(raw: Any, *path: str) -> float | None:
 
 
 def count(quantity: Any, parts: int = 1) -> int:
-    """Return a quantity of something that comes in whole pieces ("2", "4k", "1e3"), rounded up as Kubernetes does.
+    """Return a quantity of whole pieces ("2", "4k", "1e3"), rounded up as Kubernetes does.
 
-    It is counted in `parts` of a piece each. 0 where it is negative or no quantity.
+    It is counted in 1/`parts` of a piece. 0 where it is negative or not a quantity.
     """
     if isinstance(quantity, bool) or not isinstance(quantity, int | float | str):
         return 0
@@ -92,7 +91,7 @@ def _count(quantity: str, parts: int) -> int:
 
 
 def _json_mapping(*required: str, optional: tuple[str, ...] = (), **nested: Any) -> Any:
-    """Return the schema of an object with texts under these names; what else there is is skipped."""
+    """Return the schema of an object with texts under these names; other fields are skipped."""
     field, value = core_schema.typed_dict_field, core_schema.str_schema()
     fields = {name: field(value) for name in required}
     fields |= {name: field(value, required=False) for name in optional}
@@ -109,6 +108,6 @@ _LIST: Final = SchemaValidator(
 
 
 def identities_of(body: bytes) -> Raw:
-    """Return the page of a list with namespace, name, UID and version of each object. `ValueError` for other texts."""
+    """Parse a page of a list with namespace, name, UID and version of each object. Raises `ValueError`."""
     page: Raw = _LIST.validate_json(body)
     return page

@@ -1,6 +1,6 @@
-"""Report ConfigMaps as the store keeps them. Most changes of a report are figures only, and these can wait.
+"""Report ConfigMaps as the store keeps them. Most changes of a report are figures only, which can wait.
 
-A trainer, or whoever may write in the namespace, decides on the size and the rate of reports, and the operator has one
+A trainer, or anyone who may write in the namespace, decides on the size and rate of reports, and the operator has one
 thread for all jobs. So a report of more than `MAX_REPORT_BYTES` is not read, a text is read once, and the reports of
 each job are read at a limited rate: of those in between only the newest counts.
 """
@@ -21,9 +21,9 @@ from espalier_operator.kube.objects.names import JobRef, owner_of
 from espalier_operator.kube.reading import entries, mapping, time
 
 READS_PER_SECOND: Final = 1.0
-"""How often the reports of one job are read in the long run. A leader without news reports every two to ten seconds."""
+"""Long-run rate of reads of one job's reports. A leader without news reports every two to ten seconds."""
 READS_AT_ONCE: Final = 8.0
-"""How many of them are read without delay, for example when a leader ends one phase and begins the next."""
+"""Number of reports that are read without delay, for example when a leader ends one phase and begins the next."""
 TOO_LARGE: Final = (
     f"its report is not read: data[{REPORT_KEY}] of its report ConfigMap has more than {MAX_REPORT_BYTES} bytes; "
     "let the trainer report fewer or shorter adaptations, figures and messages, or use the ready trainer's reporter"
@@ -31,7 +31,7 @@ TOO_LARGE: Final = (
 
 
 class UnreadableReport(StrEnum):
-    """Why the newest report of a job is not read."""
+    """Reason for which the newest report of a job is not read."""
 
     TOO_LARGE = "TooLarge"
     MALFORMED = "Malformed"
@@ -41,23 +41,23 @@ class UnreadableReport(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportObject:
-    """A job's report as its leader wrote it."""
+    """A job's report as written by its leader."""
 
     owner: JobRef
     """The job whose report it claims to be."""
     text: str | None
-    """None where there is none yet, or one that is too large."""
+    """Text of the report; None where there is none yet, or it is too large."""
     too_large: bool = False
     report: Report | None = None
-    """None where there is none yet, or one that cannot be read."""
+    """The parsed report; None where there is none yet, or it cannot be read."""
     problem: str = ""
-    """Why it cannot be read."""
+    """Reason for which it cannot be read."""
     changed_at: float
-    """When it was written, epoch seconds of the API server's clock."""
+    """Time of the write, in epoch seconds of the API server's clock."""
     newer: ReportObject | None = None
-    """The one that replaced it and is not read yet."""
+    """A newer report that is not read yet."""
     reads_left: float = READS_AT_ONCE
-    """How many reports of the job may be read without delay, as of `read_at`, epoch seconds."""
+    """Number of reports of the job that may be read without delay, as of `read_at`, in epoch seconds."""
     read_at: float = 0.0
 
     @property
@@ -67,7 +67,7 @@ class ReportObject:
 
     @property
     def unread(self) -> UnreadableReport | None:
-        """Why the newest one is not read; None where it is."""
+        """Reason for which the newest report is not read; None where it is."""
         if self.newer is not None:
             return UnreadableReport.TOO_FREQUENT
         if self.too_large:
@@ -76,9 +76,9 @@ class ReportObject:
 
 
 def report_object(raw: Raw, received_at: float) -> ReportObject | None:
-    """Return the report in a ConfigMap, not read yet; None where it is not the one of the job that owns it.
+    """Return the unread report in a ConfigMap; None where it is not the report of the job that owns it.
 
-    Where the API server does not say when it was written, it counts as written when it was received.
+    Without a time of the write from the API server, `received_at` is used.
     """
     owner = owner_of(raw)
     if owner is None or raw["metadata"]["name"] != names.report_name(owner.name):
@@ -90,9 +90,9 @@ def report_object(raw: Raw, received_at: float) -> ReportObject | None:
 
 
 def read(found: ReportObject, known: ReportObject | None, now: float) -> ReportObject:
-    """Return `found` read at `now` (epoch seconds), or the `known` one of the same job with `found` as the newer one.
+    """Return `found`, read at `now` (epoch seconds), or `known` of the same job with `found` as the newer one.
 
-    The latter where the job has reported too often. Nothing is read where its text is that of the known one.
+    The latter if the job has reported too often. An unchanged text is not read again.
     """
     if known is None:
         known = replace(found, text=None, too_large=False, read_at=now)
@@ -106,19 +106,19 @@ def read(found: ReportObject, known: ReportObject | None, now: float) -> ReportO
 
 
 def parse_report(raw: Raw) -> tuple[Report | None, str]:
-    """Return the report that a ConfigMap holds, None where there is none yet, or one that cannot be read, and why."""
+    """Return the report in a ConfigMap, None where there is none yet or it cannot be read, and the reason for that."""
     text = _text(raw)
     return (None, TOO_LARGE) if text is not None and _is_too_large(text) else _parse(text)
 
 
 def measures_more(before: ReportObject, after: ReportObject) -> bool:
-    """Return whether a report has the first measurement of a configuration: policies may decide otherwise at once."""
+    """Return whether a report has the first measurement of a configuration, by which policies may decide at once."""
     known = Measurements() if before.report is None else before.report.measurements
     return after.report is not None and has_new_configuration(known, after.report.measurements)
 
 
 def news_of(report: Report | None) -> tuple[object, ...]:
-    """Return the part of a report that is not figures: a decision may follow from it at once."""
+    """Return the part of a report other than figures, by which a decision may follow at once."""
     if report is None:
         return ()
     grown = len(report.adaptations)
@@ -144,6 +144,6 @@ def _parse(text: str | None) -> tuple[Report | None, str]:
 
 
 def _changed_at(raw: Raw, received_at: float) -> float:
-    """The clock of the leader's node may be wrong, and what the report says of it as well."""
+    """Return the API server's time of the write: the clock of the leader's node may be wrong."""
     times = (time(entry, "time") for entry in entries(raw, "metadata", "managedFields"))
     return min(max((at for at in times if at is not None), default=received_at), received_at)

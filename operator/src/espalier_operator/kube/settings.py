@@ -23,13 +23,13 @@ from espalier_operator.model import DEFAULT_POLICY, NodeGroup, Rules
 from espalier_operator.policies.settings import configured
 
 AS_RECORDED: Final = ""
-"""Instead of a policy, for those who only look: the one that the status of the operator's jobs names."""
+"""Stands for the policy named in the status of the operator's jobs, for read-only callers."""
 
 CORDONED: Final = "node.kubernetes.io/unschedulable"
 """The taint of nodes that are cordoned."""
 FIGURES_A_SECOND: Final = 25.0
-"""Writes of figures of all jobs together. The API server has the rest of its time for what is urgent: with 1,000 jobs
-and figures every 8 s, each of its answers took .03 to .3 s."""
+"""Maximum rate of writes of figures for all jobs, so that the API server has time for urgent requests: with 1,000 jobs
+and figures every 8 s, each of its answers took 0.03 to 0.3 s."""
 DEPARTING: Final = (
     CORDONED,
     "ToBeDeletedByClusterAutoscaler",
@@ -47,11 +47,11 @@ DEPARTING: Final = (
 node termination handler), GKE, and AKS (conditions of its node problem detector)."""
 
 DEVICE_CLASS: Final = "deviceclass.resource.kubernetes.io/"
-"""What the name of a resource begins with that stands for the devices of a DeviceClass: the rest is the class. The name
-is that of Kubernetes (`ResourceDeviceClassPrefix` in k8s.io/api/resource/v1)."""
+"""Prefix of resources that stand for the devices of a DeviceClass, followed by the class. The prefix is Kubernetes'
+(`ResourceDeviceClassPrefix` in k8s.io/api/resource/v1)."""
 NONE = "none"
 MAY_BE_NONE = ("tolerated_taints", "departing_nodes")
-"""Options that have a default, and of which `none` alone means none."""
+"""Options with a default, for which a single `none` means none."""
 F = TypeVar("F", bound=Callable[..., Any])
 _MAY_BE_ZERO = (
     "grace_seconds",
@@ -172,7 +172,7 @@ class KubeSettings:
 
     @property
     def rules(self) -> Rules:
-        """The settings that planning depends on."""
+        """The settings for the planner."""
         return Rules(
             policy=self.policy,
             tolerated_taints=self.tolerated_taints,
@@ -186,7 +186,7 @@ class KubeSettings:
 
     @property
     def timing(self) -> Timing:
-        """The settings that the life of a job depends on."""
+        """The settings for the life cycle of a job."""
         return Timing(
             start_up_allowance=self.start_up_allowance_seconds,
             promise=self.promise_seconds,
@@ -237,18 +237,18 @@ def _is_name(resource: str) -> bool:
 
 
 def _check(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Refuse what cannot be meant; an empty text where nothing is possible means nothing."""
+    """Refuse invalid values; return None for an empty text where an option may be unset."""
     name = str(parameter.name)
     if isinstance(value, float):
         least = "0 or more" if name in _MAY_BE_ZERO else "more than 0"
         if not math.isfinite(value) or value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
-            raise click.BadParameter(f"{value:g} seconds cannot be; give {least}", context, parameter)
+            raise click.BadParameter(f"{value:g} seconds is out of range; give {least}", context, parameter)
     elif value == "":
         if get_type_hints(KubeSettings)[name] is str:
             raise click.BadParameter("is empty; leave the option out for its default", context, parameter)
         return None
     elif isinstance(value, list | tuple) and "" in value:
-        raise click.BadParameter("one of its values is empty; leave that out", context, parameter)
+        raise click.BadParameter("one of its values is empty; leave it out", context, parameter)
     elif name == "other_gpu_resources" and (wrong := [each for each in value if not _is_name(each)]):
         raise click.BadParameter(f"{wrong[0]!r} is not DOMAIN/NAME, as in amd.com/gpu", context, parameter)
     elif name == "gpu_resource" and str(value).startswith(DEVICE_CLASS):
@@ -258,7 +258,7 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> An
         and value is not None
         and not str(value).startswith(("http://", "https://"))
     ):
-        raise click.BadParameter(f"{value!r} is no URL; write http://HOST:PORT", context, parameter)
+        raise click.BadParameter(f"{value!r} is not a URL; write http://HOST:PORT", context, parameter)
     elif name in ("controller_name", "gpu_resource", "gpu_type_label") and "/" not in str(value):
         raise click.BadParameter(
             f"{value!r} has no domain; write DOMAIN/NAME, as in nvidia.com/gpu", context, parameter
@@ -271,7 +271,7 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> An
         except ValueError as error:
             raise click.BadParameter(str(error), context, parameter) from error
     elif name == "image_pull_policy" and value not in (None, "Always", "IfNotPresent", "Never"):
-        raise click.BadParameter(f"{value!r} is none; give Always, IfNotPresent or Never", context, parameter)
+        raise click.BadParameter(f"{value!r} is unknown; give Always, IfNotPresent or Never", context, parameter)
     elif name == "trainer_user" and value is not None and not (str(value).isdecimal() and int(value)):
-        raise click.BadParameter(f"{value!r} is no user; give a number above 0, or nothing", context, parameter)
+        raise click.BadParameter(f"{value!r} is not a user ID; give a number above 0, or nothing", context, parameter)
     return value

@@ -1,8 +1,7 @@
 """Makes a `Snapshot` from lists of the API server's objects. No I/O.
 
 The scheduler keeps its state in the cluster's objects, so the lists give the snapshot of an operator that starts at
-that moment. The lists go through the operator's own `Store` and `ManagedJob`; what differs is only
-that there was no time before them.
+that moment. The lists go through the operator's own `Store` and `ManagedJob`, only without a history.
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ from espalier_operator.policies.settings import configured
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialState:
-    """What an operator that starts makes of the lists."""
+    """The state of an operator that starts from the lists."""
 
     snapshot: Snapshot
     left_out: Mapping[str, tuple[str, ...]]
-    """By key: jobs that cannot be run or read, and what is wrong with them."""
+    """Problems of jobs that cannot be run or read, by key."""
 
 
 def seen_by_operator(
     lists: Mapping[Resource, Listing], now: float, settings: KubeSettings, rules: Rules | None = None
 ) -> InitialState:
-    """Return what an operator that starts at `now` (epoch seconds) sees.
+    """Return the state of an operator that starts at `now` (epoch seconds).
 
-    `lists` has jobs, nodes, the ConfigMaps with the report label, and all pods that have not ended besides all workers;
-    PriorityClasses and queues may be missing: then the priorities that jobs name themselves hold, and no quotas;
-    so may the Leases of operators: then the policy remembers nothing, and nobody has used GPUs. Where two operators
-    have noted what queues used, neither counts.
-    The policy `AS_RECORDED` is the one that the operator wrote into the status of its jobs, if it is known here.
+    `lists` has jobs, nodes, the ConfigMaps with the report label, all workers, and all other pods that have not ended.
+    PriorityClasses and queues may be missing: then the jobs' own priorities apply, and no quotas. The Leases of
+    operators may be missing too: then the policy's memory is empty, and no use of GPUs is known. If two operators
+    have recorded the use of queues, neither counts. The policy `AS_RECORDED` is the one that the operator wrote into
+    the status of its jobs, if it is known here.
     """
     if settings.policy == AS_RECORDED:
         settings = replace(settings, policy=_recorded_policy(lists[JOBS], settings.controller_name))
     lists = dict(lists)
     leases = lists.pop(LEASES, None)
     store = Store(settings, lambda: now)
-    # Pods after all else, because it decides what they claim, and jobs last: whether one can be run depends on it.
+    # Pods after the rest, which decides their claims, and jobs last, as all else decides whether they can be run.
     for resource, listed in sorted(lists.items(), key=lambda item: (item[0] is JOBS, item[0] is PODS)):
         store.replace(resource, listed.items, listed.version)
     for key in store.reports.late():  # they were listed before their jobs
@@ -84,8 +83,8 @@ def seen_by_operator(
 def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules) -> Snapshot:
     """Return the planner's view of the jobs just observed, and of everything else in `store`.
 
-    A finished job is included while it still has workers. Pods of jobs that are not planned for, which may be another
-    Espalier's, hold their GPUs; those that wait for a node that was chosen for them keep its GPUs from new workers.
+    A finished job is included while it still has workers. Pods of jobs that are not planned, which may be another
+    Espalier's, hold their GPUs; pods that wait for a chosen node keep its GPUs from new workers.
     """
     planned = [(job, facts) for job in jobs if (facts := job.facts) is not None]
     own = {job.ref for job, _ in planned}
@@ -114,14 +113,14 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
 
 
 def blames_of(job: ManagedJob) -> tuple[Blame, ...]:
-    """Return the nodes that a job blames, as of its end: one that has completed was not the cause itself."""
+    """Return the nodes that a job blames; a completed job was not the cause itself."""
     state = job.state
     has_completed = state.outcome is not None and not state.outcome.failed
     return trained_on(state.blames, ()) if has_completed and state.blames else state.blames
 
 
 def _recorded_policy(jobs: Listing, controller: str) -> str:
-    """Return the policy that the operator named last in a job's status; the default where it is not known here."""
+    """Return the policy recorded in a job's status by the operator; the default where it is unknown here."""
     for raw in jobs.items:
         recorded = (raw.get("status") or {}).get("schedulingPolicy")
         if recorded and raw["spec"].get("controllerName", DEFAULT_CONTROLLER) == controller:
@@ -134,19 +133,19 @@ def _recorded_policy(jobs: Listing, controller: str) -> str:
 
 
 def _notes(leases: Listing | None, name: str) -> list[str]:
-    """Return what operators have noted in an annotation of their Leases."""
+    """Return the notes of operators in an annotation of their Leases."""
     annotations = (raw["metadata"].get("annotations") or {} for raw in (() if leases is None else leases.items))
     return [each[name] for each in annotations if each.get(name)]
 
 
 def _remembered(notes: Iterable[str], policy: str) -> Mapping[str, Any]:
-    """Return what the policy remembers; nothing where two may be meant."""
+    """Return the policy's memory; empty where two may be meant."""
     found = [memory for note in notes if (memory := remembered(policy, note))]
     return found[0] if len(found) == 1 else {}
 
 
 def admission_of(status: JobStatus | None) -> ExternalAdmission | None:
-    """Return what Kueue said last of a job that waits, as its status keeps it."""
+    """Return Kueue's last message on a waiting job, from its status."""
     admitted = None if status is None else status.condition(ConditionType.ADMITTED)
     if admitted is None or admitted.reason is not Reason.WAITING_FOR_KUEUE:
         return None
@@ -154,7 +153,7 @@ def admission_of(status: JobStatus | None) -> ExternalAdmission | None:
 
 
 def rejection_of(status: JobStatus | None) -> Trouble | None:
-    """Return the API server's last answer about a job's pods, as its status keeps it."""
+    """Return the API server's last refusal of a job's pods, from its status."""
     running = None if status is None else status.condition(ConditionType.RUNNING)
     if running is None or running.status is not ConditionStatus.FALSE or running.reason is not Reason.POD_REJECTED:
         return None

@@ -1,8 +1,8 @@
-"""Reads the Events about workers whose nodes do not start them, for what is in no status of a pod.
+"""Reads the Events about workers whose nodes do not start them, for causes that no pod status contains.
 
-Nothing is watched, and nothing is read while workers start as they should: only of a pod that has been bound for some
-seconds, and whose volumes and sandbox are not there, the Events are listed now and then. An API server looks through
-all Events of a namespace for that, so few lists are made at a time.
+Events are not watched, and not read while workers start normally. They are listed at intervals only for a pod that has
+been bound for some seconds without volumes and sandbox. An API server searches all Events of a namespace for that, so
+few lists are made at a time.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from espalier_operator.loop import BackendError
 logger = logging.getLogger(__name__)
 
 TICK: Final = 1.0
-"""Wall seconds after which is looked again who waits."""
+"""Wall seconds between two checks for waiting pods."""
 AT_ONCE: Final = 4
-"""Maximum number of pods of which the Events are read in a tick; those that were not read for longest come first."""
+"""Maximum number of pods whose Events are read in a tick; the longest unread come first."""
 AFTER: Final = 10.0
-"""Seconds that a pod waits until the Events about it are read."""
+"""Seconds that a pod waits before its Events are read."""
 EVERY: Final = 20.0
 """Seconds between two reads of the same pod."""
 FORBIDDEN_SECONDS: Final = 600.0
-"""Nothing is asked again for so long in a namespace where the operator may not read Events."""
+"""Seconds without reads in a namespace where the operator may not read Events."""
 
 
 class StartEvents:
-    """Reads for all jobs of an operator in turn."""
+    """Reads the Events about waiting pods of all jobs in turn."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class StartEvents:
         waiting: Callable[[], Iterable[tuple[str, Pod]]],
         take: Callable[[str, str, StartTrouble | None], None],
     ) -> None:
-        """`waiting` are UIDs of jobs, with pods that wait for their nodes now; `take` gets those of job and pod."""
+        """Take `waiting`, which returns (UID of a job, waiting pod), and `take(UID of job, UID of pod, trouble)`."""
         self._client, self._clock, self._waiting, self._take = client, clock, waiting, take
         self._since: dict[str, float] = {}
-        """By pod: since when it was seen to wait."""
+        """Time since which each pod was seen to wait."""
         self._due: dict[str, float] = {}
-        """By pod: when the Events about it are to be read."""
+        """Time of the next read for each pod."""
         self._forbidden: dict[str, float] = {}
-        """By namespace: until when nothing is asked there."""
+        """Time of the end of the pause in each namespace where reading is forbidden."""
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -60,7 +60,7 @@ class StartEvents:
             await asyncio.sleep(TICK)
 
     async def read_due(self) -> None:
-        """Read the Events about those pods that are due."""
+        """Read the Events about the pods that are due."""
         now, waiting = self._clock.now(), {pod.uid: (job, pod) for job, pod in self._waiting()}
         self._since = {uid: self._since.get(uid, now) for uid in waiting}
         self._due = {uid: self._due.get(uid, now + AFTER) for uid in waiting}
@@ -77,9 +77,9 @@ class StartEvents:
                 trouble = trouble_in(found.items)
             except BackendError as error:
                 if not (isinstance(error, ApiRefusalError) and error.status.is_forbidden):
-                    logger.debug("%s: the Events about it were not read: %s", pod.key, error)
+                    logger.debug("%s: cannot read its Events: %s", pod.key, error)
                     return
-                logger.info("%s: what keeps it from starting is not known: %s", pod.key, error)
+                logger.info("%s: the cause of its slow start is unknown: %s", pod.key, error)
                 self._forbidden[pod.namespace] = now + FORBIDDEN_SECONDS
         trouble = trouble or trouble_without_events(pod)
         self._take(job, pod.uid, trouble and replace(trouble, since=self._since[pod.uid]))

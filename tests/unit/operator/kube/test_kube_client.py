@@ -211,7 +211,7 @@ def test_what_is_made_twice_is_made_once() -> None:
 
 def test_an_object_of_somebody_else_is_not_taken_for_ours() -> None:
     script = Script(status(409, "AlreadyExists"), owned("theirs"))
-    with pytest.raises(NotOwnedError, match="Pod 'p' is there already and is not this job's: delete it"):
+    with pytest.raises(NotOwnedError, match="Pod 'p' exists already and is not this job's; delete it"):
         play(script, lambda client: client.create(POD, owner="mine"))
     found, _ = play(Script(status(409, "AlreadyExists")), lambda client: client.create(POD, owner=None))
     assert found is None, "where nobody asks whose it is, it is there"

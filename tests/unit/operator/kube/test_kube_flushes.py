@@ -141,7 +141,7 @@ def test_a_fault_in_one_flush_is_logged_and_stops_no_other(caplog: pytest.LogCap
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(run())
-    assert "flushing a failed by an error that should not happen" in caplog.text
+    assert "flushing a failed with an unexpected error" in caplog.text
 
 
 def test_closing_waits_for_what_was_asked_for_but_not_for_ever() -> None:

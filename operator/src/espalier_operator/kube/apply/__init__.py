@@ -1,1 +1,1 @@
-"""Writes jobs' statuses, Events and objects from their state."""
+"""Writes statuses, Events and objects of jobs from their state."""

@@ -1,7 +1,7 @@
-"""Writes the status of queues: for people, so rarely, and after all else.
+"""Writes the statuses of queues, which are for people: rarely, and after all else.
 
-A status is written if it differs from what this operator wrote last, not from what is there: two operators whose jobs
-name the same queue do not write against each other for ever.
+A status is written if it differs from this operator's last write, not from the stored one: two operators whose jobs
+name the same queue do not overwrite each other for ever.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from espalier_operator.model.actions import Plan
 logger = logging.getLogger(__name__)
 
 WRITE_SECONDS: Final = 5.0
-"""From one write of a queue to the next, at least."""
+"""Minimum seconds between two writes of a queue."""
 
 
 class QueueStatuses:
-    """The statuses of all queues, as of the last plan, and what was written of them."""
+    """The statuses of all queues as of the last plan, and the last written ones."""
 
     def __init__(self, client: KubeClient, store: Store, clock: Clock, seconds: float = WRITE_SECONDS) -> None:
-        """Nothing is written before `run`."""
+        """Take the parts; nothing is written before `run`."""
         self._client, self._store, self._clock, self._seconds = client, store, clock, seconds
         self._planned: tuple[Snapshot, Plan] | None = None
         self._written: dict[str, tuple[str, QueueStatus]] = {}
-        """By name: the UID of the queue, and its status as it was written last."""
+        """UID and last written status of each queue, by name."""
         self._news = asyncio.Event()
 
     def take(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Have the statuses written that differ after a plan."""
+        """Queue the statuses that a plan changed for writing."""
         if snapshot.queues:
             self._planned = snapshot, plan
             self._news.set()
@@ -53,7 +53,7 @@ class QueueStatuses:
             await asyncio.sleep(self._seconds)
 
     async def write(self) -> None:
-        """Write what has changed once; what cannot be written is tried again with the next plan."""
+        """Write changed statuses once; failed writes are tried again with the next plan."""
         if self._planned is None:
             return
         objects = {each.queue.name: each for each in self._store.queue_objects.values()}
@@ -71,7 +71,7 @@ class QueueStatuses:
                 uid, version = objects[name].uid, objects[name].version
                 answer = await self._client.put_status(resources.QUEUES, "", name, uid, version, body)
             except BackendError as error:
-                logger.warning("queue %s: its status cannot be written: %s", name, error)
+                logger.warning("queue %s: cannot write its status: %s", name, error)
                 continue
             if answer is not None:
                 self._written[name] = uid, status

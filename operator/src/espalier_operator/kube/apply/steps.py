@@ -26,19 +26,19 @@ from espalier_operator.kube.state.workers import JobPods, extra_runs_by
 from espalier_operator.model import Placement, WorkerRole
 
 KEPT_ENDED = 2
-"""Pods of earlier attempts that have ended and are kept, the newest, for their logs."""
+"""Number of ended pods of earlier attempts that are kept for their logs, the newest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreatePod:
-    """Make a worker; the job's other objects must be there."""
+    """Create a worker; the job's other objects must exist."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletePod:
-    """End a worker: SIGTERM, and after its grace period SIGKILL."""
+    """End a worker by SIGTERM, and by SIGKILL after its grace period."""
 
     pod: Pod
 
@@ -60,21 +60,21 @@ class DeleteJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateWorkload:
-    """Ask Kueue for the quota of its base workers."""
+    """Request quota from Kueue."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteWorkload:
-    """Give that quota back, or ask for another."""
+    """Give the quota back, also to request another."""
 
     workload: Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoostWorkload:
-    """Tell Kueue what the job would lose if it were preempted."""
+    """Report to Kueue the job's loss if it were preempted."""
 
     workload: Workload
     boost: str
@@ -117,7 +117,7 @@ def _steps(
         return
     yield from _superseded(pods, state)
     if state.stopping is not None:
-        # Nobody but SIGTERM tells a program; and nobody counts on GPUs for a worker that has none yet.
+        # Only SIGTERM tells a program to stop; and no GPUs are kept for a worker that has none yet.
         for pod in pods.base:
             if pod is not None and (job.terms.program or pod.node is None) and not (pod.deleting or pod.ended):
                 yield DeletePod(pod=pod)
@@ -126,7 +126,7 @@ def _steps(
     for index in state.completed_workers:
         completed = pods.worker(index)
         if completed is not None and not completed.ended and not completed.deleting:
-            yield DeletePod(pod=completed)  # its side-cars hold its GPUs
+            yield DeletePod(pod=completed)  # its side-cars still hold its GPUs
     for index, attempt in _base_to_make(job, state, pods, now):
         if index in placement.base:
             node = placement.base[index]
@@ -150,9 +150,9 @@ def _steps(
 def workload_steps(
     job: KubeJob | None, state: JobState, pods: JobPods, workload: Workload | None, settings: KubeSettings, active: bool
 ) -> Iterator[CreateWorkload | DeleteWorkload]:
-    """Return what to do about the Workload of a job, None: one that cannot be run. Its pods hold the quota to the last.
+    """Return the steps for the Workload of a job (None: it cannot be run); its pods hold the quota until their ends.
 
-    `active`: nobody has deactivated the Workload before.
+    `active`: the Workload was not deactivated before.
     """
     waits = job is not None and state.outcome is None and not job.terms.suspend
     wants = job is not None and bool(job.local_queue) and (state.active or waits)
@@ -175,12 +175,12 @@ def extra_workload_steps(
     wished: int,
     settings: KubeSettings,
 ) -> Iterator[CreateWorkload | DeleteWorkload]:
-    """Return what to do about those of extra workers: one for each that is lent, or that is `wished` in addition."""
+    """Return the steps for Workloads of extra workers: one for each that is lent, or `wished` in addition."""
     wants = job is not None and bool(job.local_queue) and state.active and settings.kueue_extra_workers
     wanted = state.extra + (0 if state.ending or state.reclaim is not None else wished) if wants else 0
     live = sum(not pod.ended for pod in (*pods.extra, *pods.rest) if pod.role is WorkerRole.EXTRA)
     spare = max(0, len(workloads) - max(live, state.extra))
-    # What Kueue takes back goes first, and even where another one is wished for in its place.
+    # Workloads that Kueue takes back go first, even where another is wanted in their place.
     ranked = sorted(workloads, key=lambda each: (not each.over, each.admitted, -(each.extra or 0)))
     excess = len(workloads) - wanted
     for place, each in enumerate(ranked[:spare]):
@@ -194,9 +194,9 @@ def extra_workload_steps(
 
 
 def _superseded(pods: JobPods, state: JobState) -> Iterator[Step]:
-    """End what runs of earlier attempts; keep the newest that have ended, for their logs.
+    """End running pods of earlier attempts; keep the newest ended ones, for their logs.
 
-    And those of the loan that is being made: their names say that they are not made again (`_extra_to_make`).
+    Also keep ended pods of the current loan: their names keep them from being created again (`_extra_to_make`).
     """
     current = None if state.promised_until is None else (WorkerRole.EXTRA, state.extra_generation)
     over = (pod for pod in pods.rest if pod.ended and (pod.role, pod.attempt) != current)
@@ -221,9 +221,9 @@ def _base_to_make(job: KubeJob, state: JobState, pods: JobPods, now: float) -> I
 
 
 def _predecessor_lives(pods: JobPods, index: int) -> bool:
-    """Return whether an earlier pod of base worker `index` has not ended: it may be saving what the next one reads.
+    """Return whether an earlier pod of base worker `index` has not ended and may be saving data for the next one.
 
-    One whose node is lost is not waited for.
+    A pod whose node is lost does not count.
     """
     return any(
         pod.role is WorkerRole.BASE and pod.index == index and not pod.done and pod.uid not in pods.lost
@@ -250,7 +250,7 @@ def _extra_to_end(
 
 
 def _extra_to_make(job: KubeJob, state: JobState, pods: JobPods, now: float) -> Iterator[int]:
-    """Yield the indices of extra workers that were promised and have no pod yet."""
+    """Yield the indices of promised extra workers that have no pod yet."""
     kept = pods.extra[: state.extra]
     if state.promised_until is None or now >= state.promised_until or state.reclaim is not None or state.ending:
         return
@@ -261,6 +261,6 @@ def _extra_to_make(job: KubeJob, state: JobState, pods: JobPods, now: float) -> 
         name = names.pod_name(job.name, WorkerRole.EXTRA, index, attempt)
         if index not in held:
             missing -= 1
-            if name not in there:  # what has ended is not made again: the planner takes note of the loss
+            if name not in there:  # an ended one is not created again: the planner records the loss
                 yield index
         index += 1

@@ -10,29 +10,29 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 PARALLEL: Final = 16
-"""Jobs that are flushed at once."""
+"""Maximum number of jobs flushed at once."""
 PATIENT: Final = 2
-"""Maximum number of these that are not urgent, so that urgent ones find a free place."""
+"""Maximum number of non-urgent ones among these, so that urgent ones find a free place."""
 YIELD_SECONDS: Final = 5.0
-"""How long one that is not urgent waits while urgent ones are flushed, so that these find an idle API server."""
+"""Maximum wait of a non-urgent job while urgent ones are flushed, so that these find an idle API server."""
 
 
 class WorkQueue:
-    """Calls `flush(key)` for each key that was added since it was last called for it."""
+    """Calls `flush(key)` for each key added since its last call."""
 
     def __init__(self, flush: Callable[[str], Awaitable[None]], parallel: int = PARALLEL) -> None:
-        """`flush` reports its own failures; what it raises is a fault of the program, logged with the key."""
+        """Take `flush`, which reports its own failures; an exception from it is a bug, and is logged with the key."""
         self._flush, self._parallel = flush, parallel
         self._urgent: dict[str, None] = {}
         self._rest: dict[str, float] = {}
-        """Those that have time, and since when they wait."""
+        """Non-urgent keys, with the time since which they wait."""
         self._again: dict[str, bool] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._patient: set[str] = set()
-        """Those that are flushed now and had time."""
+        """Non-urgent keys that are being flushed."""
 
     def add(self, key: str, *, urgent: bool) -> None:
-        """Let `key` be flushed; where that is going on, once more afterwards."""
+        """Queue `key`; if it is being flushed, it is flushed once more afterwards."""
         if key in self._tasks:
             self._again[key] = urgent or self._again.get(key, False)
         elif urgent:
@@ -47,15 +47,15 @@ class WorkQueue:
         return key in self._tasks
 
     def is_idle(self) -> bool:
-        """Return whether nothing is flushed and nothing waits for it."""
+        """Return whether nothing is being flushed or queued."""
         return not (self._tasks or self._urgent or self._rest)
 
     async def close(self, seconds: float) -> None:
-        """Flush what was added, for at most `seconds`, and end what still runs then."""
+        """Flush all queued keys for at most `seconds`, then cancel the rest."""
         until = asyncio.get_running_loop().time() + seconds
         while self._tasks and (left := until - asyncio.get_running_loop().time()) > 0:
             await asyncio.wait(self._tasks.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.sleep(0)  # lets what was added meanwhile start
+            await asyncio.sleep(0)  # lets keys added meanwhile start
         self._urgent.clear()
         self._rest.clear()
         self._again.clear()
@@ -79,7 +79,7 @@ class WorkQueue:
             self._tasks[key] = task
 
     def _has_time(self) -> bool:
-        """Return whether the first that is not urgent may begin."""
+        """Return whether the first non-urgent key may begin."""
         if len(self._patient) >= min(PATIENT, self._parallel):
             return False
         urgent_ones = len(self._tasks) - len(self._patient)
@@ -90,7 +90,7 @@ class WorkQueue:
         try:
             await self._flush(key)
         except Exception:
-            logger.exception("flushing %s failed by an error that should not happen; other jobs continue", key)
+            logger.exception("flushing %s failed with an unexpected error; other jobs continue", key)
         finally:
             del self._tasks[key]
             self._patient.discard(key)

@@ -53,7 +53,7 @@ from espalier_operator.model import WorkerRole
 logger = logging.getLogger(__name__)
 
 PODS_AT_ONCE: Final = 8
-"""Pods of one job that are made or deleted at the same time."""
+"""Maximum number of pods of one job that are created or deleted at the same time."""
 _TOO_MUCH: Final = (400, 413, 422)
 
 
@@ -68,7 +68,7 @@ class JobWriter:
         self._client, self._store, self._settings, self._clock = client, store, settings, clock
 
     async def flush(self, job: ManagedJob) -> None:
-        """Reconcile a job: write what is due of its status, and do what follows from that.
+        """Reconcile a job: write its status if due, then take the steps that follow.
 
         Failures are retried with increasing delays.
         """
@@ -76,25 +76,25 @@ class JobWriter:
         status = job.status(now)
         state, pods, placement, before = job.state, job.pods, job.placement, job.written
 
-        # 1. Write the status: an operator that starts continues from it. Without that, nothing else is done.
+        # 1. Write the status, from which an operator continues when it starts. If that fails, nothing else is done.
         news: tuple[EventObject, ...] = ()
         if job.must_write(status, due, now):
             try:
                 if not await self._write(job, status, now):
-                    # It is gone, or somebody has changed it. The watch tells; until then it counts as not written.
+                    # It is gone, or another client has changed it. Until the watch reports it, it counts as unwritten.
                     job.mark_dirty(PendingChanges.NONE, due)
                     job.writing.failed(now)
                     job.plan_ahead(status, now)
                     return
             except BackendError as error:
                 job.mark_dirty(PendingChanges.NONE, max(due, FlushPriority.CHANGES))
-                self._failed(job, error, "its status cannot be written")
+                self._failed(job, error, "cannot write its status")
                 return
             job.writing.succeeded()
             news = events(before, status)
 
         if self._settings.kueue and not job.asking.holds(now):
-            # 2. Ask Kueue for quota, or give it back.
+            # 2. Request quota from Kueue, or give it back.
             base, active = job.kueue.base, not job.kueue.is_deactivated
             asked: list[KueueStep] = [
                 *workload_steps(job.job, state, pods, base, self._settings, active),
@@ -106,30 +106,30 @@ class JobWriter:
                 await self._attempt(job, job.asking, self._ask(job, asked))
 
         if job.job is not None and not job.doing.holds(now):
-            # 3. Tell the leader of its allocation, end pods, remove what is over.
+            # 3. Announce the allocation to the leader, end pods, remove an expired job.
             due_steps = steps(job.job, state, pods, placement, status, now, self._settings)
             await self._attempt(job, job.doing, self._change(job, due_steps))
 
-            # 4. Make the pods that are missing, and the objects that they need.
+            # 4. Create missing pods, and the objects that they need.
             creations = [step for step in due_steps if isinstance(step, CreatePod)]
             if (creations or job.lacks_report) and not job.making.holds(now):
                 await self._attempt(job, job.making, self._make(job, creations))
 
-        # 5. Post Events. No worker waits for what is for people.
+        # 5. Post Events, which are for people, so no worker waits for them.
         await self._post(job, news)
         await self._complain(job)
 
-        # 6. Set when it is due next, as of when it was looked at: what came due meanwhile is to be seen to as well.
+        # 6. Set the next due time as of the observation, so that anything that came due meanwhile is handled too.
         job.plan_ahead(status, now)
 
     async def end_pods(self, pods: Iterable[Pod]) -> None:
-        """End those of `pods` that are not being ended. `BackendError` where that fails for one."""
+        """End the `pods` that are not being ended. Raises `BackendError` where that fails for one."""
         await self._end([DeletePod(pod=pod) for pod in pods if not pod.deleting and not pod.ended])
 
     # ---- status and Events
 
     async def _write(self, job: ManagedJob, status: JobStatus, now: float) -> bool:
-        """Write the status; return whether that was done: the job is still there, as it was last seen."""
+        """Write the status; return False if the job is gone or has changed since it was last seen."""
         namespace, name, uid = _name(job)
         body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         seen = self._store.job(uid)
@@ -154,7 +154,7 @@ class JobWriter:
             logger.error("%s: %s with its leader's last report, which is left out: %s", job.key, what, error)
         else:
             job.writing.failed(now)
-            logger.warning("%s: %s: %s; trying again in %.0f s", job.key, what, error, job.writing.until - now)
+            logger.warning("%s: %s: %s; retrying in %.0f s", job.key, what, error, job.writing.until - now)
         job.plan_ahead(job.status(now), now)
 
     async def _post(self, job: ManagedJob, news: Iterable[EventObject]) -> None:
@@ -164,11 +164,11 @@ class JobWriter:
                 await self._client.create(event_of(job, event, self._clock.now()), owner=None)
             except BackendError as error:
                 self._metrics.failed("event")
-                text = "%s: an Event was not posted: %s: %s: %s"
+                text = "%s: cannot post an Event: %s: %s: %s"
                 logger.log(_level(error), text, job.key, event.reason, event.message, error)
 
     async def _complain(self, job: ManagedJob) -> None:
-        """Report once what is wrong with a job that continues: with its new specification, or with its report."""
+        """Report once the problems of a job that continues: with its new specification, its report or its logs."""
         goes_on = job.job is not None and job.state.outcome is None
         problems = "; ".join(job.problems.problems) if job.problems is not None and goes_on else None
         if problems is not None:
@@ -181,7 +181,7 @@ class JobWriter:
             await self._warn_once(job, Reason.LOGS_FORBIDDEN, f"{SENTENCES[Reason.LOGS_FORBIDDEN]}: {remedy}")
 
     async def _warn_once(self, job: ManagedJob, reason: Reason, message: str, same: str | None = None) -> None:
-        """Post a warning, unless it is the last one of this reason again: by `same`, or by the message."""
+        """Post a warning, unless it repeats the last one of this reason, by `same` or by the message."""
         text = message[:LONGEST_MESSAGE]
         mark = text if same is None else same
         if mark != job.complaints.get(reason):
@@ -191,19 +191,19 @@ class JobWriter:
     # ---- objects
 
     async def _attempt(self, job: ManagedJob, backoff: Backoff, attempt: Awaitable[None]) -> None:
-        """Try to do something about a job's objects. If that fails, it is tried again later."""
+        """Attempt a change of a job's objects, and delay the next attempt if it fails."""
         try:
             await attempt
         except BackendError as error:
             backoff.failed(self._clock.now())
             self._metrics.failed("objects")
             wait = backoff.until - self._clock.now()
-            logger.log(_level(error), "%s: %s; trying again in %.0f s", job.key, error, wait)
+            logger.log(_level(error), "%s: %s; retrying in %.0f s", job.key, error, wait)
         else:
             backoff.succeeded()
 
     async def _change(self, job: ManagedJob, due: Iterable[Step]) -> None:
-        """Tell the leader, end pods, remove the job. What the API server refuses keeps the rest from nothing."""
+        """Notify the leader, end pods, remove the job. A refusal by the API server does not prevent the rest."""
         deletions: list[DeletePod] = []
         others: list[Awaitable[None]] = []
         for step in due:
@@ -222,7 +222,7 @@ class JobWriter:
         try:
             await self._equip(job)
         except (ApiRefusalError, NotOwnedError) as error:
-            if creations:  # otherwise it runs without what is missing
+            if creations:  # otherwise it runs without the missing objects
                 job.reject(_trouble(error))
             raise
         for start in range(0, len(creations), PODS_AT_ONCE):
@@ -234,7 +234,7 @@ class JobWriter:
             name = "" if isinstance(step, CreateWorkload) else step.workload.key.removeprefix(f"{namespace}/")
             try:
                 if isinstance(step, CreateWorkload):
-                    answer = await self._client.create(step.manifest, owner=None)  # its name has the job's UID
+                    answer = await self._client.create(step.manifest, owner=None)  # its name contains the job's UID
                 elif isinstance(step, BoostWorkload):
                     body = {"metadata": {"annotations": {BOOST: step.boost}}}
                     answer = await self._client.patch(resources.WORKLOADS, namespace, name, step.workload.uid, body)
@@ -270,12 +270,12 @@ class JobWriter:
             self._store.pods.put(answer)  # one that is gone at once may come without a version; the watch tells
 
     async def _equip(self, job: ManagedJob) -> None:
-        """Make the objects that the job's pods need."""
+        """Create the objects that the job's pods need."""
         if job.job is None:
             return
         if job.job.terms.trains_together:
-            # Each time: no pod starts without it, and nobody says so. One that is there is not read: its name has the
-            # job's UID.
+            # Each time: no pod starts without it, and no error would say so. An existing one is not read, as its name
+            # contains the job's UID.
             await self._client.create(worker_secret(job.job, secrets.token_bytes(32)), owner=None)
         if job.equipped == job.job.generation and not job.lacks_report:
             return
@@ -288,7 +288,7 @@ class JobWriter:
         job.equipped = job.job.generation
 
     async def _update(self, policy: Raw, spec: Raw) -> None:
-        """Give a NetworkPolicy the ports of a template that has changed."""
+        """Update a NetworkPolicy to the ports of a changed template."""
         if policy["spec"] != spec:
             given = policy["metadata"]
             await self._client.patch(
@@ -327,7 +327,7 @@ def event_of(job: ManagedJob, event: EventObject, now: float) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        # Named here and not by the server: posted twice after a lost answer it is the same Event.
+        # Named here and not by the server, so that posting it twice after a lost answer gives one Event.
         "metadata": {"name": f"{name}.{secrets.token_hex(8)}", "namespace": namespace},
         "involvedObject": {
             "apiVersion": API_VERSION,
@@ -353,7 +353,7 @@ def _name(job: ManagedJob) -> tuple[str, str, str]:
 
 
 def _level(error: BackendError) -> int:
-    """Return the log level of `error`: it is expected that nothing can be created in a terminating namespace."""
+    """Return the log level of `error`: refusals in a terminating namespace are expected."""
     return (
         logging.DEBUG if isinstance(error, ApiRefusalError) and error.status.namespace_terminates else logging.WARNING
     )
@@ -366,7 +366,7 @@ def _trouble(error: BackendError) -> Trouble:
 
 
 async def _all(*doing: Any) -> None:
-    """Do things at once and wait for all of them, then raise the first failure."""
+    """Await all concurrently, then raise the first failure."""
     for result in await asyncio.gather(*doing, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result

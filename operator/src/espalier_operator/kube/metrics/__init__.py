@@ -1,1 +1,1 @@
-"""The content of `/metrics`: measurements of what happened between two statuses, and series of what is there now."""
+"""The content of `/metrics`: measurements of changes between two statuses, and series of the current state."""

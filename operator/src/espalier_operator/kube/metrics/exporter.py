@@ -24,21 +24,22 @@ MOST_NAMES: Final = {
     "espalier_job_metric": MAX_METRICS,
     "espalier_job_decision_probability_ratio": 4 * MAX_PROBABILITIES,
 }
-"""By metric, how many names a job may choose for its third label while this operator runs. Growth makes new actions."""
+"""Maximum number of names that a job may choose for a metric's third label while this operator runs. Growth makes new
+actions."""
 KEPT_SECONDS: Final = 900.0
-"""How long counters of a namespace and queue without jobs are kept."""
+"""Seconds for which counters of a namespace and queue without jobs are kept."""
 REMEMBERED_SECONDS: Final = 7200.0
-"""How long it is remembered after that which they were. An alert takes a series that begins at 1 for a first event only
-if there was none in the hour before its window (`espalier_monitoring.boards.risen`), half an hour."""
+"""Seconds after that for which dropped series are remembered. An alert takes a series that begins at 1 for a first
+event only if there was none in the hour before its window (`espalier_monitoring.boards.risen`), half an hour."""
 MOST_REMEMBERED: Final = 1000
-"""Namespaces and queues that are remembered so, the newest."""
+"""Maximum number of namespaces and queues that are remembered, the newest."""
 
 
 class OperatorMetrics:
-    """The operator's counters. All methods can be called at any time; none fails or waits."""
+    """The operator's metrics. All methods can be called at any time; none fails or waits."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        """Start from zero; `clock` gives epoch seconds."""
+        """Start from zero; `clock` returns epoch seconds."""
         self._clock = clock
         self._counted = Metrics(Exporter.OPERATOR, without=SCRAPED)
         self._scraped = _Scraped()
@@ -49,13 +50,13 @@ class OperatorMetrics:
         self.signals = Signals(lambda stage, seconds: self._counted.observe("espalier_signal_seconds", seconds, stage))
 
     def decides_by(self, policy: str) -> None:
-        """Name the scheduling policy, with its settings."""
+        """Set the scheduling policy, with its settings."""
         self._counted.set("espalier_scheduling_policy_info", 1, policy)
 
-    # ---- what happens
+    # ---- events
 
     def add(self, happened: Iterable[Measurement]) -> None:
-        """Count what happened to a job."""
+        """Count the measurements of a job."""
         for each in happened:
             measurement = replace(each, labels=label_values(each.labels))
             self._owners.made(measurement, self._clock())
@@ -74,7 +75,7 @@ class OperatorMetrics:
         self._counted.count("espalier_operator_errors_total", what)
 
     def ticked(self, plan: Plan, thought: float, took: float) -> None:
-        """Count a tick of the scheduler; seconds it took to plan, and in all."""
+        """Count a tick of the scheduler: the seconds of planning, and of the whole tick."""
         self._counted.observe("espalier_scheduler_tick_seconds", thought, "plan")
         self._counted.observe("espalier_scheduler_tick_seconds", took, "all")
         self._counted.set("espalier_scheduler_last_tick_timestamp_seconds", self._clock())
@@ -84,7 +85,7 @@ class OperatorMetrics:
             self._counted.count("espalier_scheduler_actions_total", type(action).__name__, action.reason)
 
     def asked(self, outcome: QuestionOutcome, seconds: float) -> None:
-        """Count a question to a policy file; seconds that the plan waited for the answer."""
+        """Count a question to a policy file, and the seconds that the plan waited for the answer."""
         self._counted.count("espalier_scheduling_policy_questions_total", outcome)
         self._counted.observe("espalier_scheduling_policy_answer_seconds", seconds)
 
@@ -101,9 +102,9 @@ class OperatorMetrics:
     ) -> None:
         """Compute the series of the current state for `text`; `jobs` and `snapshot` must be of the same moment.
 
-        `received_at`: by resource, the epoch seconds at which a list or watch last delivered something;
-        `misattributed`: by resource, the objects that claim a job that is not theirs; `unread`: by reason, the jobs
-        whose newest report is not read; `shares`: what the policy decided last.
+        `received_at`: epoch seconds of the last delivery by a list or watch, by resource; `misattributed`: number of
+        objects that claim a job that is not theirs, by resource; `unread`: number of jobs whose newest report is not
+        read, by reason; `shares`: the policy's last decision.
         """
         now = self._clock()
         jobs = list(jobs)
@@ -122,28 +123,28 @@ class OperatorMetrics:
         }
 
     def text(self, *, leads: bool) -> bytes:
-        """Return all metrics in Prometheus' text format; slow with thousands of jobs, and safe in another thread."""
+        """Return all metrics in Prometheus' text format; slow with thousands of jobs, but safe in another thread."""
         self._counted.set("espalier_operator_leader", leads)
         return self._counted.text()
 
 
 _Made = dict[tuple[str, tuple[str, ...]], Measurement]
-"""Series that are counted: by metric and values of labels, what made it."""
+"""The measurement that made each counted series, by metric and label values."""
 
 
 class _Owners:
-    """Which counted series are about which namespace and queue.
+    """Counted series by namespace and queue.
 
-    Both are names that people choose, a new one for each job if they like. So series of those that have no job go, a
-    while after the last: long enough to be scraped. They are back at zero once there is a job again, so that their next
-    event is seen as a rise.
+    People choose both names, possibly a new one for each job. So series of namespaces and queues without jobs are
+    dropped a while after the last job, long enough to be scraped. They return at zero with the next job, so that their
+    next event is seen as a rise.
     """
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, str], _Made] = {}
         self._seen_at: dict[tuple[str, str], float] = {}
         self._gone: dict[tuple[str, str], tuple[float, _Made]] = {}
-        """Series that were forgotten, and when, the oldest first."""
+        """Dropped series with the time of the drop, the oldest first."""
 
     def made(self, measurement: Measurement, now: float) -> None:
         """Record a series that exists now."""
@@ -154,7 +155,7 @@ class _Owners:
             self._seen_at[owner] = now
 
     def returned(self, owners: Iterable[Owner], now: float) -> Iterator[Measurement]:
-        """Yield the forgotten series to begin again, where these `owners` have jobs now."""
+        """Yield the dropped series to begin again, where these `owners` have jobs now."""
         for owner in owners:
             namespace, queue = label_values((owner.namespace, owner.queue))
             for key in ((namespace, queue), ("", queue)):
@@ -166,7 +167,7 @@ class _Owners:
                     yield measurement
 
     def gone(self, now: float) -> Iterator[Measurement]:
-        """Yield the series to be forgotten, of those that have had no job for a while."""
+        """Yield the series to drop, whose namespace and queue have had no job for a while."""
         for key in [key for key, seen_at in self._seen_at.items() if now - seen_at > KEPT_SECONDS]:
             del self._seen_at[key]
             series = self._series.pop(key)
@@ -180,17 +181,17 @@ class _Owners:
 
 
 class _ChosenNames:
-    """Which names each job has chosen for its figures and actions.
+    """Names that each job has chosen for its figures and actions.
 
     Prometheus keeps each name as a series for weeks, so a job that chose new ones for each report would fill it. The
-    first names count; what has another name later is left out.
+    first names count; series with further names are left out.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, str, float], set[str]] = {}
 
     def limit(self, series: Series, jobs: Iterable[LiveJob]) -> Series:
-        """Return `series` of these `jobs`, all that there are, without names beyond the first `MOST_NAMES`."""
+        """Return `series` of all `jobs` without names beyond the first `MOST_NAMES`."""
         before, self._known = self._known, {}
         made_at = {label_values((job.owner.namespace, job.name)): job.owner.created_at for job in jobs}
         limited = dict(series)
@@ -208,17 +209,17 @@ class _ChosenNames:
 
 
 class _Scraped(Collector):
-    """Returns the series that were computed for this scrape."""
+    """Returns the series computed for this scrape."""
 
     def __init__(self) -> None:
         self.series: Series = {}
 
     def describe(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """Name them without making any."""
+        """Return the families without values."""
         return self._families({})
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """Yield them."""
+        """Return the families with values."""
         return self._families(self.series)
 
     def _families(self, series: Series) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:

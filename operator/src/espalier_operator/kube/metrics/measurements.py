@@ -1,9 +1,9 @@
-"""What is measured of jobs for metrics and traces: what happened between two statuses, and how long signals take. Pure.
+"""Measurements of jobs for metrics and traces: changes between two statuses, and durations of signals. Pure.
 
 The status is the memory: the difference of two statuses is counted once, whichever operator writes the second.
 
-A signal goes from an extra worker that runs until its leader acknowledges the new allocation. Times are epoch seconds.
-Grants of an earlier operator are not measured, because the time of their events is unknown.
+A signal lasts from the start of an extra worker until its leader acknowledges the new allocation. Times are epoch
+seconds. Grants of an earlier operator are not measured, because the time of their events is unknown.
 
 Traces are OpenTelemetry's. The SDK is an optional extra (`espalier-operator[otel]`), imported only if an endpoint is
 given. Spans are made when a signal is over, with the times of its stages, so nothing is kept open.
@@ -42,9 +42,9 @@ class Owner:
     base_gpus: int
     gpus_per_worker: int
     created_at: float
-    """Epoch seconds."""
+    """Time of creation, in epoch seconds."""
     has_agent: bool = True
-    """Whether an agent is asked how the job grows; a fallback that decides where there is none fails nobody."""
+    """Whether an agent decides how the job grows; a fallback where there is none is no problem of an agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Measurement:
     metric: str
     """Name in `espalier_core.metrics`."""
     labels: tuple[str, ...]
-    """Values, in the order of the metric's labels."""
+    """Label values, in the order of the metric's labels."""
     amount: float = 1.0
 
 
@@ -173,10 +173,10 @@ class Signal:
 
 
 class Signals:
-    """Grants that were not acknowledged yet."""
+    """Grants that are not acknowledged yet."""
 
     def __init__(self, observe: Callable[[str, float], None]) -> None:
-        """`observe` receives a stage (`written`, `acknowledged`) and its duration in seconds."""
+        """Take `observe`, which receives a stage (`written`, `acknowledged`) and its duration in seconds."""
         self._observe = observe
         self.trace: Callable[[Signal], None] = lambda signal: None
         """Called with each signal that is acknowledged."""
@@ -185,28 +185,28 @@ class Signals:
         self._waiting: dict[str, Signal] = {}
 
     def noticed(self, now: float) -> None:
-        """Take note that there is news; of a burst the first counts."""
+        """Record that there is news; the first of a burst counts."""
         if self._noticed_at is None:
             self._noticed_at = now
 
     def observed(self) -> None:
-        """Take note that all news up to now goes into the plan that is made next."""
+        """Record that the next plan includes all news up to now."""
         self._planned_from, self._noticed_at = self._noticed_at, None
 
     def granted(self, uid: str, generation: int, now: float, job: str = "") -> None:
-        """Take note that the job of `uid` has more workers that run, as this generation of its allocation."""
+        """Record that the job of `uid` has more running workers by this generation of its allocation."""
         noticed_at = now if self._planned_from is None else self._planned_from
         self._waiting[uid] = Signal(uid, job, generation, noticed_at)
 
     def written(self, uid: str, generation: int, now: float) -> None:
-        """Take note that this generation is in the job's status."""
+        """Record that this generation is in the job's status."""
         signal = self._waiting.get(uid)
         if signal is not None and signal.written_at is None and generation >= signal.generation:
             signal.written_at = now
             self._observe("written", max(0.0, now - signal.noticed_at))
 
     def acknowledged(self, uid: str, generation: int, now: float) -> None:
-        """Take note that the job's leader knows of this generation."""
+        """Record that the job's leader has acknowledged this generation."""
         signal = self._waiting.get(uid)
         if signal is not None and signal.written_at is not None and generation >= signal.generation:
             self._observe("acknowledged", max(0.0, now - signal.written_at))
@@ -215,7 +215,7 @@ class Signals:
             self.trace(signal)
 
     def forget(self, uid: str) -> None:
-        """Take note that the job is gone, or over."""
+        """Drop the signal of a job that is gone or over."""
         self._waiting.pop(uid, None)
 
     def waiting(self) -> Iterator[str]:
@@ -224,29 +224,29 @@ class Signals:
 
 
 class TracesError(Exception):
-    """Traces cannot be exported; the message says what to do."""
+    """Traces cannot be exported; the message has the remedy."""
 
 
 def exporter_to(endpoint: str) -> tuple[Callable[[Signal], None], Callable[[], None]]:
-    """Return what exports a signal by OTLP over HTTP to `endpoint`, and what ends that. `TracesError` without SDK."""
+    """Return functions that export a signal by OTLP over HTTP, and end the export. Raises `TracesError` without SDK."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise TracesError(MISSING) from error
-    # Batches are sent by a thread; what cannot be sent is dropped, and logged by the SDK.
+    # A thread sends batches; the SDK drops and logs those that cannot be sent.
     return tracer_into(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=5)))
 
 
 def tracer_into(processor: SpanProcessor) -> tuple[Callable[[Signal], None], Callable[[], None]]:
-    """Return what makes the spans of a signal for `processor`, and what ends it."""
+    """Return functions that make the spans of a signal for `processor`, and end it."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
     from opentelemetry.trace import set_span_in_context
 
     class Ids(RandomIdGenerator):
-        """Random ones, but for the first span of a signal."""
+        """Random ids, except for the first span of a signal."""
 
         known: SignalTrace | None = None
 
@@ -264,7 +264,7 @@ def tracer_into(processor: SpanProcessor) -> tuple[Callable[[Signal], None], Cal
     tracer = provider.get_tracer("espalier_operator")
 
     def trace(signal: Signal) -> None:
-        """Make the spans of a signal that is acknowledged."""
+        """Make the spans of an acknowledged signal."""
         if signal.written_at is None or signal.acknowledged_at is None:
             return
         noticed, written, acknowledged = map(

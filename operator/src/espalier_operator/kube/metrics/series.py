@@ -56,7 +56,7 @@ SCRAPED: Final = (
     "espalier_operator_misattributed_objects",
     "espalier_operator_unread_reports",
 )
-"""Metrics that are made for each scrape; all others of the operator are counted as things happen."""
+"""Metrics that are made for each scrape; all others of the operator are counted at events."""
 
 LONGEST_LABEL: Final = 253
 """Maximum characters of a label's value, as of a name in Kubernetes; the rest is cut off."""
@@ -64,7 +64,7 @@ _STRANGE: Final = re.compile("[^ -~]")
 """Characters that are not printable ASCII; a label's value has `_` for each."""
 
 Series = dict[str, dict[tuple[str, ...], float]]
-"""By metric: values by the values of its labels."""
+"""Values by metric and label values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class LiveJob:
 def series_of(jobs: Iterable[LiveJob], snapshot: Snapshot | None, now: float, shares: Sequence[Share] = ()) -> Series:
     """Return all series at `now` (epoch seconds); without a snapshot nothing was planned yet, and there are none.
 
-    `shares` are what the policy decided last.
+    `shares` are the policy's last decision.
     """
     made: defaultdict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
     if snapshot is None:
@@ -121,7 +121,7 @@ def series_of(jobs: Iterable[LiveJob], snapshot: Snapshot | None, now: float, sh
 
 
 def label_values(values: Iterable[str]) -> tuple[str, ...]:
-    """Return the values of labels cut to what every reader of metrics can show."""
+    """Return label values cut to a form that every reader of metrics can show."""
     return tuple(
         value
         if len(value) <= LONGEST_LABEL and value.isascii() and value.isprintable()
@@ -133,7 +133,7 @@ def label_values(values: Iterable[str]) -> tuple[str, ...]:
 def gpus_of(snapshot: Snapshot) -> dict[tuple[str, ...], float]:
     """Return the GPUs of all nodes by type and state; each is in one state.
 
-    What is held on a node beyond what it has counts as held; on a node that takes no pods what is not held is
+    GPUs held on a node beyond its number count as held; on a node that takes no pods, GPUs that are not held are
     unavailable.
     """
     held: dict[str, Counter[str]] = defaultdict(Counter)
@@ -155,7 +155,7 @@ def gpus_of(snapshot: Snapshot) -> dict[tuple[str, ...], float]:
 
 
 def _waits_for(job: LiveJob) -> Reason | None:
-    """Return why it has no GPUs; None where it has, or is over."""
+    """Return the reason for which the job has no GPUs; None where it has some, or is over."""
     if job.status.completion_time is not None or job.status.scheduling.admitted_at is not None:
         return None
     admitted = job.status.condition(ConditionType.ADMITTED)
@@ -165,7 +165,7 @@ def _waits_for(job: LiveJob) -> Reason | None:
 def _waits_since(status: JobStatus) -> float | None:
     """Return when a job without GPUs last began to wait for them, in epoch seconds; None while it is suspended.
 
-    That is when it was created, lost its GPUs, or was resumed.
+    It began to wait when it was created, lost its GPUs, or was resumed.
     """
     suspended = status.condition(ConditionType.SUSPENDED)
     if suspended is not None and suspended.status is ConditionStatus.TRUE:
@@ -192,7 +192,7 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
         "espalier_job_epochs_total": {place: float(status.training.epoch)},
     }
     if status.training.step or facts is None or not facts.terms.program:
-        # A program need not say how many steps it has taken: a 0 would look as if it hung before its first.
+        # A program need not report its steps: a 0 would look as if it hung before its first.
         made["espalier_job_steps_total"] = {place: float(status.training.step)}
     if status.training.done_percentage is not None:
         made["espalier_job_done_ratio"] = {place: status.training.done_percentage / 100}
@@ -230,13 +230,13 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
 
 
 def live(job: ManagedJob) -> LiveJob:
-    """Return a job by its status, or the last one."""
+    """Return a job with its last written status."""
     status = job.written or JobStatus()
     return LiveJob(owner=owner(job), name=job.key.partition("/")[2], status=status, facts=job.facts)
 
 
 def owner(job: ManagedJob) -> Owner:
-    """Return whose a job is."""
+    """Return the owner labels of a job."""
     namespace, terms = job.key.partition("/")[0], None if job.job is None else job.job.terms
     return Owner(
         namespace=namespace,

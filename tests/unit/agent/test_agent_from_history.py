@@ -322,7 +322,7 @@ def test_one_job_gives_no_interval() -> None:
     found = changed_first(jobs)
     assert (found.effective, found.effective_in_service, found.low, found.high) == (1.0, 3.0, None, None)
     (refusal,) = worse_on_history(found, GateTerms(margin=1, least_effective=1))
-    assert refusal.startswith("too little history: the 4 held-out jobs count as 1.0 for what")
+    assert refusal.startswith("too little history: the 4 held-out jobs count as 1.0 for the policies' choices")
     assert refusal.endswith("2 are required")
 
 

@@ -133,16 +133,6 @@ def validation_loss(validate: Validate, model: nn.Module, stop: Callable[[], boo
         handle.remove()
 
 
-@dataclass(frozen=True, slots=True)
-class GrowthRequest:
-    """Whether a script lets its model grow, and its example input, None for the beginning of a batch."""
-
-    wanted: bool
-    example: ExampleInput | None = None
-    validate: Validate | None = None
-    """Function that judges trials of growths; None where growths cannot be tried."""
-
-
 def join(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
@@ -187,8 +177,8 @@ def join(
             require_dense(state.optimizer)
         set_threads(model, state.device)
         keep_freed(state.device)
-        made = _lead if settings.leads else _follow
-        loop = made(settings, job, state, loader, GrowthRequest(grow, example, validate), accumulate)
+        joined = _Joining(settings, job, state, loader, accumulate, grow, example, validate)
+        loop = joined.lead() if settings.leads else joined.follow()
     except OwnLoopError:
         raise  # with its traceback: the mistake is in the script
     except JobFileError as error:
@@ -207,109 +197,102 @@ def join(
     raise SystemExit(int(ExitCode.INVALID))
 
 
-def _lead(
-    settings: TrainerSettings,
-    job: AdaptiveTrainingJob,
-    state: UserState,
-    loader: DataLoader[Any],
-    request: GrowthRequest,
-    accumulate: int,
-) -> UserLeader:
-    stop = StopSignal()
-    stop.install()
-    seed = seed_of(settings, job)
-    feed, cannot_grow = _feed(job, state, loader, seed, request, accumulate)
-    with ExitStack() as stack:
-        services = stack.enter_context(
-            connect(settings, job, stop, state.device, seed, grows=request.wanted, hashed=state.digest)
-        )
-        identity = state.identity(job.key, feed.examples, feed.batch_size, seed)
-        example = _example(feed, state, request) if request.wanted else None
-        # The script computes each part of a batch at once.
-        batching = batching_of(job.spec.training, feed.batch_size, state.optimizer, accumulates=False)
-        spec = LoopSpec(
-            example=example,
-            cannot_grow=cannot_grow,
-            batching=batching,
-            cannot_try=_cannot_try(request, streams=is_stream(loader)),
-            base_loss=lambda: _base_loss(run, state, request),
-        )
-        run = Run(job, state, services, identity, spec)
-        return UserLeader(run, state, feed, stop, stack.pop_all())
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """What a script joins its job with."""
 
+    settings: TrainerSettings
+    job: AdaptiveTrainingJob
+    state: UserState
+    loader: DataLoader[Any]
+    accumulate: int
+    grow: bool
+    example: ExampleInput | None
+    """None: the beginning of a batch."""
+    validate: Validate | None
+    """Function that judges trials of growths; None where growths cannot be tried."""
 
-def _cannot_try(request: GrowthRequest, *, streams: bool) -> str:
-    """Return why extra workers cannot try growths, and the remedy; '' if they can."""
-    if streams:
-        return "a stream of examples is read by one worker; give a map-style data set, or set adaptation.trials to Off"
-    if not request.wanted:
-        return "the script does not let its model grow; give grow=True where it joins, or set adaptation.trials to Off"
-    if request.validate is None:
-        return (
-            "the script gives no validation loss, by which trials are judged; give validate=, a function that takes "
-            "the model and returns it, in addition to grow=True where it joins (join, ElasticWorker, ElasticTrainer)"
-        )
-    return ""
+    def lead(self) -> UserLeader:
+        """Return the loop of the leader."""
+        job, state, stop = self.job, self.state, StopSignal()
+        stop.install()
+        seed = seed_of(self.settings, job)
+        feed, cannot_grow = self._feed(seed)
+        with ExitStack() as stack:
+            services = stack.enter_context(
+                connect(self.settings, job, stop, state.device, seed, grows=self.grow, hashed=state.digest)
+            )
+            identity = state.identity(job.key, feed.examples, feed.batch_size, seed)
+            # The script computes each part of a batch at once.
+            batching = batching_of(job.spec.training, feed.batch_size, state.optimizer, accumulates=False)
+            validate = self.validate
+            spec = LoopSpec(
+                example=self._example_input(feed) if self.grow else None,
+                cannot_grow=cannot_grow,
+                batching=batching,
+                cannot_try=self._cannot_try(),
+                base_loss=lambda: (
+                    None if validate is None else validation_loss(validate, state.model, run.cannot_go_on)
+                ),
+            )
+            run = Run(job, state, services, identity, spec)
+            return UserLeader(run, state, feed, stop, stack.pop_all())
 
+    def follow(self) -> UserWorker:
+        """Return the loop of another worker."""
+        settings, job, state, term = self.settings, self.job, self.state, TermSignal()
+        term.install()
+        seed = seed_of(settings, job)
+        feed, _ = self._feed(seed)
+        held, trial = StateCopy(state), None
+        trials = job.spec.adaptation.trials is not Trials.OFF
+        if trials and self.grow and self.validate is not None and not is_stream(self.loader):
+            from espalier_trainer.user_loop.trial import UserTrial
 
-def _base_loss(run: Run, state: UserState, request: GrowthRequest) -> float | None:
-    return None if request.validate is None else validation_loss(request.validate, state.model, run.cannot_go_on)
+            loss, example = partial(validation_loss, self.validate, state.model), self._example_input(feed)
+            trial = UserTrial(state, held, feed, loss, example, job.spec.adaptation.insertion, term)
+        identity = WorkerIdentity(settings.role is Role.BASE, settings.index, settings.node)
+        member = Member(held, seed, state.device, identity, stop=term, hashed=state.digest, carry_out=trial)
+        training = job.spec.training
+        rendezvous = None if training.elastic_batch is None else settings.rendezvous
+        return UserWorker(state, held, feed, member, rendezvous, term, sync_batch_norm=bool(training.sync_batch_norm))
 
+    def _cannot_try(self) -> str:
+        """Return why extra workers cannot try growths, and the remedy; '' if they can."""
+        if is_stream(self.loader):
+            return (
+                "a stream of examples is read by one worker; give a map-style data set, or set adaptation.trials to Off"
+            )
+        if not self.grow:
+            return (
+                "the script does not let its model grow; give grow=True where it joins, or set adaptation.trials to Off"
+            )
+        if self.validate is None:
+            return (
+                "the script gives no validation loss, by which trials are judged; give validate=, a function that "
+                "takes the model and returns it, in addition to grow=True where it joins (join, ElasticWorker, "
+                "ElasticTrainer)"
+            )
+        return ""
 
-def _follow(
-    settings: TrainerSettings,
-    job: AdaptiveTrainingJob,
-    state: UserState,
-    loader: DataLoader[Any],
-    request: GrowthRequest,
-    accumulate: int,
-) -> UserWorker:
-    training = job.spec.training
-    term = TermSignal()
-    term.install()
-    seed = seed_of(settings, job)
-    feed, _ = _feed(job, state, loader, seed, request, accumulate)
-    held, trial = StateCopy(state), None
-    trials = job.spec.adaptation.trials is not Trials.OFF
-    if trials and request.wanted and request.validate is not None and not is_stream(loader):
-        from espalier_trainer.user_loop.trial import UserTrial
+    def _feed(self, seed: int) -> tuple[Feed, str]:
+        """Return the feed of batches, and why the model cannot grow ('' if it can, or if growth was not requested)."""
+        elastic = self.job.spec.training.elastic_batch
+        if elastic is None and is_stream(self.loader):
+            feed: Feed = StreamFeed(self.loader, seed, self.accumulate)
+        else:
+            feed = Feed(self.loader, elastic or ElasticBatch.KEEP_GLOBAL, seed, self.accumulate)
+        if not self.grow:
+            return feed, ""
+        spec = self.job.spec.adaptation
+        only_adding = [name for name in spec.actions if name != WIDEN.name]
+        return feed, self.state.may_grow(self._example_input(feed), spec.insertion, only_adding)
 
-        loss, example = partial(validation_loss, request.validate, state.model), _example(feed, state, request)
-        trial = UserTrial(state, held, feed, loss, example, job.spec.adaptation.insertion, term)
-    identity = WorkerIdentity(settings.role is Role.BASE, settings.index, settings.node)
-    member = Member(held, seed, state.device, identity, stop=term, hashed=state.digest, carry_out=trial)
-    rendezvous = None if training.elastic_batch is None else settings.rendezvous
-    return UserWorker(state, held, feed, member, rendezvous, term, sync_batch_norm=bool(training.sync_batch_norm))
-
-
-def _feed(
-    job: AdaptiveTrainingJob,
-    state: UserState,
-    loader: DataLoader[Any],
-    seed: int,
-    request: GrowthRequest,
-    accumulate: int,
-) -> tuple[Feed, str]:
-    """Return the feed of batches, and why the model cannot grow ('' if it can, or if growth was not requested)."""
-    elastic = job.spec.training.elastic_batch
-    if elastic is None and is_stream(loader):
-        feed: Feed = StreamFeed(loader, seed, accumulate)
-    else:
-        feed = Feed(loader, elastic or ElasticBatch.KEEP_GLOBAL, seed, accumulate)
-    if not request.wanted:
-        return feed, ""
-    spec = job.spec.adaptation
-    only_adding = [name for name in spec.actions if name != WIDEN.name]
-    return feed, state.may_grow(_example(feed, state, request), spec.insertion, only_adding)
-
-
-def _example(feed: Feed, state: UserState, request: GrowthRequest) -> ExampleInput:
-    example = feed.example_input() if request.example is None else request.example
-    if isinstance(example, Mapping):
-        return {name: _to(each, state.device) for name, each in example.items()}
-    return (
-        tuple(_to(each, state.device) for each in example) if isinstance(example, tuple) else example.to(state.device)
-    )
+    def _example_input(self, feed: Feed) -> ExampleInput:
+        example, device = feed.example_input() if self.example is None else self.example, self.state.device
+        if isinstance(example, Mapping):
+            return {name: _to(each, device) for name, each in example.items()}
+        return tuple(_to(each, device) for each in example) if isinstance(example, tuple) else example.to(device)
 
 
 def _to(value: Any, device: torch.device) -> Any:

@@ -1,4 +1,4 @@
-"""What growing would gain: asked between epochs, waited for by nobody, and reported."""
+"""What a run says that growing would gain, and why it cannot grow."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from espalier_core.growth.architecture import Architecture, Layer
 from espalier_core.types.advice import Action, AdviceRequest, ExpectedGain
-from espalier_core.types.job import AdaptiveTrainingJob, Trials
+from espalier_core.types.job import AdaptiveTrainingJob, Insertion, Trials
 from espalier_core.types.measurements import GrowthForecast
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationSource
 from espalier_trainer.growth.advisor import AdvisorDecision, AdvisorError, HTTPAdvisor, Scripted
 from espalier_trainer.growth.forecasting import LEAST_SECONDS, NOTHING, Forecasting
 from espalier_trainer.signals.scheduler import VirtualScheduler
+from espalier_trainer.training.network import starting_architecture
 
 GROWTH = Action.deepen("a")
 GAINS = {str(GROWTH): ExpectedGain(mean=0.02, low=0.01, high=0.03)}
@@ -130,3 +133,24 @@ def test_a_run_reports_what_growing_would_gain_and_in_the_end_nothing(
     assert alone.reporter.report.measurements.growth.gain == 0.02
     kept = run(make_job(maxReplicas=1), forecaster=forecaster, advisor=Scripted(()))
     assert kept.reporter.report.measurements.growth is None, "it can be lent nothing"
+
+
+@pytest.mark.parametrize(
+    ("actions", "said"),
+    [
+        (["AddBlock"], "it has no run of residual blocks); allow Deepen or Widen in adaptation.actions"),
+        ([], "no action is allowed); allow"),
+        (["Widen"], "'0': '2' (Softmax) reads it"),
+    ],
+)
+def test_the_reason_is_that_of_the_allowed_actions(actions: list[str], said: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Softmax(1))
+    architecture, problem = starting_architecture(model, torch.randn(2, 4), Insertion.EXACT, actions)
+    assert architecture is not None
+    assert problem.startswith("the model will be trained as it is: no place of it can grow (")
+    assert said in problem
+
+
+def test_an_allowed_action_that_fits_is_no_problem() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    assert starting_architecture(model, torch.randn(2, 4), Insertion.EXACT, ["Deepen"])[1] == ""

@@ -1,11 +1,14 @@
-"""Registries: built-in names, names of installed packages, and what is said where a name leads nowhere."""
+"""Names of parts, and counts in words."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from espalier_core.base import number_of, repeated
 from espalier_core.registry import Registry, RegistryError
 
 
@@ -50,3 +53,15 @@ def test_an_unknown_name_is_answered_with_the_known_ones(registry: Registry[type
 def test_what_cannot_be_imported_is_named_with_its_package(registry: Registry[type], name: str, text: str) -> None:
     with pytest.raises(RegistryError, match=text):
         registry.load(name)
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "0 GPUs"), (1, "1 GPU"), (2, "2 GPUs")])
+def test_one_is_one_and_all_others_are_several(number: int, words: str) -> None:
+    assert number_of(number, "GPU") == words
+
+
+@given(st.lists(st.sampled_from("abc")))
+def test_what_is_repeated_is_counted(items: list[str]) -> None:
+    found = repeated(items)
+    assert found == {item: items.count(item) for item in items if items.count(item) > 1}
+    assert list(found) == sorted(found, key=items.index)

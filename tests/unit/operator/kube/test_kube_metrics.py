@@ -1,22 +1,30 @@
-"""What the operator lets be scraped: counted once, gone with its job; and how long signals take."""
+"""Metrics and traces of the operator."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
 from espalier_core.metrics import FAMILIES, Exporter
+from espalier_core.types.allocation import SignalTrace
 from espalier_core.types.reasons import Reason
 from espalier_core.types.status import JobStatus, SchedulingStatus, TimeBudgetStatus
 from espalier_operator.kube.metrics.exporter import KEPT_SECONDS, MOST_REMEMBERED, REMEMBERED_SECONDS, OperatorMetrics
-from espalier_operator.kube.metrics.measurements import Owner, Signals, measurements
+from espalier_operator.kube.metrics.measurements import Owner, Signals, exporter_to, measurements, tracer_into
 from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import Admit, GrantExtra, Plan
+from otlp import collecting
 
 NOW = 1_000.0
 OWNER = Owner(namespace="team", queue="research", base_gpus=1, gpus_per_worker=1, created_at=NOW)
@@ -167,3 +175,62 @@ def test_a_grant_without_news_is_timed_from_its_plan_and_one_of_a_job_that_goes_
     signals.written("b", 1, 5.5)
     assert told == [("written", 0.5)]
     assert list(signals.waiting()) == ["a"]
+
+
+def one_signal(signals: Signals) -> None:
+    """Let a job be told of its third allocation: noticed at 10, written at 10.5, acknowledged at 12 s."""
+    signals.noticed(10.0)
+    signals.observed()
+    signals.granted("uid-1", 3, 10.2, "team/digits")
+    signals.written("uid-1", 3, 10.5)
+    signals.acknowledged("uid-1", 3, 12.0)
+
+
+def seconds(span: ReadableSpan) -> tuple[float, float]:
+    return (span.start_time or 0) / 1e9, (span.end_time or 0) / 1e9
+
+
+def test_a_signal_is_one_trace_from_the_event_to_the_acknowledgement() -> None:
+    kept = InMemorySpanExporter()
+    signals = Signals(lambda stage, duration: None)
+    signals.trace, end = tracer_into(SimpleSpanProcessor(kept))
+    one_signal(signals)
+    end()
+    spans = {span.name: span for span in kept.get_finished_spans()}
+    assert {name: seconds(span) for name, span in spans.items()} == {
+        "decide and write": (10.0, 10.5),
+        "acknowledge": (10.5, 12.0),
+        "signal": (10.0, 12.0),
+    }
+    root = spans.pop("signal")
+    named = SignalTrace.of("uid-1", 3)
+    assert (root.context.trace_id, root.context.span_id, root.parent) == (named.trace_id, named.span_id, None)
+    for span in spans.values():
+        assert span.parent is not None
+        assert (span.context.trace_id, span.parent.span_id) == (named.trace_id, named.span_id)
+    assert root.attributes == {
+        "k8s.namespace.name": "team",
+        "espalier.job.name": "digits",
+        "espalier.job.uid": "uid-1",
+        "espalier.allocation.generation": 3,
+    }
+
+
+def test_the_traceparent_is_as_w3c_writes_it_and_differs_by_job_and_generation() -> None:
+    found = {SignalTrace.of(uid, generation).traceparent for uid in ("a", "b") for generation in range(3)}
+    assert len(found) == 6
+    assert all(re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", each) for each in found)
+
+
+def test_spans_are_exported_by_otlp() -> None:
+    signals = Signals(lambda stage, duration: None)
+    with collecting() as collector:
+        signals.trace, end = exporter_to(collector.url)
+        one_signal(signals)
+        end()  # sends what waits
+    assert sorted(span.name for span in collector.spans()) == ["acknowledge", "decide and write", "signal"]
+
+
+def test_without_an_endpoint_the_sdk_is_not_imported() -> None:
+    code = "import espalier_operator.kube.process.main, sys; sys.exit('opentelemetry.sdk' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

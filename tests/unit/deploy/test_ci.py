@@ -15,6 +15,7 @@ JOB: dict[str, Any] = LOADED["jobs"]["ci"]
 
 def parts(text: str) -> set[str]:
     """Return the targets of make and the scripts of hack/ that a text runs; comments do not count."""
+    text = re.sub(r"(\S+/)\{([\w,-]+)\}", lambda m: " ".join(m[1] + name for name in m[2].split(",")), text)
     return set(re.findall(r"make [a-z0-9-]+|hack/(?!cluster)[a-z-]+", re.sub(r"(^|\s)#.*", "", text, flags=re.M)))
 
 

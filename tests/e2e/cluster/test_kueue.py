@@ -49,7 +49,7 @@ def kueue(installed: None) -> Iterator[None]:
         pytest.skip(text)
     before = json.loads(helm("history", "espalier", "--output=json"))[-1]["revision"]
     try:
-        run("hack/cluster", "kueue")
+        run("hack/cluster", "kueue", "--set", "kueue.extraWorkers=true")
         yield
     finally:
         helm("rollback", "espalier", str(before), "--wait", "--timeout=180s")
@@ -135,7 +135,8 @@ def test_a_suspended_job_gives_its_quota_to_the_next(space: Space, nodes: Nodes,
     assert (space.status("first")["restarts"], space.status("first")["preemptions"]) == (0, 0)
 
 
-def test_a_stranger_takes_back_what_extra_workers_use(space: Space, nodes: Nodes, queue: Queue) -> None:
+def test_a_stranger_takes_back_the_quota_of_extra_workers(space: Space, nodes: Nodes, queue: Queue) -> None:
+    """Kueue itself evicts nothing in this queue: nobody may preempt there."""
     nodes.set_gpus(2)
     queue("team", 2)
     job = digits("elastic", budget=300, adaptation={"mode": "Off"}, training={"elasticBatch": "keepGlobal"})

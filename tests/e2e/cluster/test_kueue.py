@@ -21,8 +21,8 @@ from kube import (
     digits,
     get,
     helm,
+    host_folder,
     kubectl,
-    on_shared_folder,
     pods_of,
     run,
     shared_folder,
@@ -163,7 +163,10 @@ def test_a_cohort_lends_and_takes_back_from_a_checkpoint(space: Space, nodes: No
     queue("poor", 0, cohortName=space.name)
     queue("owner", 1, cohortName=space.name, preemption={"reclaimWithinCohort": "Any"})
     preemption = {"base": "Checkpoint", "noticeSeconds": 10, "cooldownSeconds": 1, "minRuntimeSeconds": 1}
-    job = digits("borrower", budget=120, maxReplicas=1, template=on_shared_folder(space), preemption=preemption)
+    worker = {"name": "trainer", "resources": {"limits": {GPU: 1}}}
+    mounted = {**worker, "volumeMounts": [{"name": "shared", "mountPath": "/checkpoints"}]}
+    template = {"spec": {"containers": [mounted], "volumes": [host_folder(space)]}}
+    job = digits("borrower", budget=120, maxReplicas=1, template=template, preemption=preemption)
     space.apply(labelled(job, "poor"))
     wait_for("it has a checkpoint", lambda: "lastCheckpointTime" in space.status("borrower"))
     step = space.report("borrower")["step"]

@@ -191,7 +191,7 @@ def test_a_clock_that_is_put_forward_takes_no_lease(world: World, monkeypatch: p
     refused: list[str] = []
     monkeypatch.setattr(lease_module.logger, "warning", lambda text, *given: refused.append(text % given))
     asyncio.run(asyncio.wait_for(contest(), PATIENCE))
-    assert "the clock was put forward: the lease of holder has not run out" in refused[0]
+    assert "the clock was set forward: the lease of holder has not expired" in refused[0]
     assert lease_of(world)["spec"]["holderIdentity"] == "holder"
 
 

@@ -666,7 +666,7 @@ def test_what_is_nested_too_deep_is_refused_by_its_depth():
         options["a"] = options = {}
     found = parse_job(raw, SETTINGS)
     assert isinstance(found, InvalidJob)
-    assert found.problems == ("spec: lists and mappings lie in each other more than 100 deep; make it flatter",)
+    assert found.problems == ("spec: lists and mappings are nested more than 100 deep; make it flatter",)
 
 
 def test_a_status_is_read_apart():

@@ -1,3 +1,1 @@
-"""Objects of the API server: their kinds, names and labels, how they are parsed, and which ones the operator
-creates.
-"""
+"""Objects of the API server: their kinds, names and labels, their parsing, and those that the operator creates."""

@@ -1,9 +1,9 @@
 """Devices of dynamic resource allocation (resource.k8s.io/v1), and the ResourceClaims that ask for them. Pure.
 
-A resource of the settings stands for the devices of a DeviceClass (`settings.DEVICE_CLASS`). Counted are devices of one
-node. Of the selectors of a class (CEL), these parts are judged, joined by `&&`: `device.driver == 'NAME'`,
-`device.attributes['DOMAIN'].NAME == LITERAL`, both also with `!=`, and a lone attribute. Any other part is taken as
-met: kube-scheduler judges it, and a job whose workers it refuses waits with back-off.
+A resource of the settings stands for the devices of a DeviceClass (`settings.DEVICE_CLASS`). Devices of one node are
+counted. These parts of a class's selectors (CEL), joined by `&&`, are evaluated: `device.driver == 'NAME'`,
+`device.attributes['DOMAIN'].NAME == LITERAL`, both also with `!=`, and a lone attribute. Any other part counts as met:
+kube-scheduler evaluates it, and a job whose workers it refuses waits with back-off.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EXACT: Final = "ExactCount"
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One part of a selector that is judged."""
+    """One evaluated part of a selector."""
 
     attribute: str | None
     """`DOMAIN/NAME`; None: the driver."""
@@ -36,15 +36,15 @@ class Requirement:
     equal: bool
 
     def is_met(self, driver: str, attributes: Mapping[str, Value]) -> bool:
-        """Return whether a device meets it. One without the attribute does not: CEL fails there."""
+        """Return whether a device meets the requirement. Without the attribute it does not, as CEL fails there."""
         found = driver if self.attribute is None else attributes.get(self.attribute)
-        # In Python, True is 1.
+        # In Python, True == 1.
         return found is not None and ((type(found), found) == (type(self.value), self.value)) is self.equal
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceClass:
-    """What the devices of a class meet, as far as it is judged."""
+    """The evaluated requirements of a DeviceClass."""
 
     requirements: tuple[Requirement, ...]
 
@@ -71,15 +71,15 @@ class DeviceSlice:
     driver: str
     pool: str
     generation: int
-    """Of the pool: only slices of its newest one count."""
+    """Generation of the pool: only slices of the newest one count."""
     slices: int
-    """How many slices that generation has; kube-scheduler uses no pool of which some are missing."""
+    """Number of slices in that generation; kube-scheduler uses no pool with missing slices."""
     devices: tuple[Device, ...]
-    """Those that pods of one node can get, without those whose taints keep pods away."""
+    """Devices that pods of one node can get, without those whose taints keep pods away."""
 
 
 def parse_class(raw: Mapping[str, Any]) -> DeviceClass:
-    """Return what a DeviceClass asks of devices. Never raises."""
+    """Return the requirements of a DeviceClass. Never raises."""
     expressions = (text(each, "cel", "expression") for each in entries(raw, "spec", "selectors"))
     return DeviceClass(tuple(found for expression in expressions for found in requirements_of(expression)))
 
@@ -103,7 +103,7 @@ def parse_slice(raw: Mapping[str, Any]) -> DeviceSlice:
 
 
 def requirements_of(expression: str) -> Iterator[Requirement]:
-    """Yield the parts of a selector that are judged."""
+    """Yield the evaluated parts of a selector."""
     for part in _conjuncts(expression):
         found = _PART.fullmatch(part.strip())
         if found is not None:
@@ -115,7 +115,7 @@ def requirements_of(expression: str) -> Iterator[Requirement]:
 
 
 def _conjuncts(expression: str) -> list[str]:
-    """Return the parts of an expression that all must hold; none where that is not plain to see."""
+    """Return the parts of an expression that must all hold; none where the expression is too complex."""
     parts, depth, begin = list[str](), 0, 0
     for token in _TOKEN.finditer(expression):
         match token[0]:
@@ -148,21 +148,21 @@ def _attributes(device: Mapping[str, Any], driver: str) -> Iterator[tuple[str, V
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """What a claim asks for."""
+    """The request of a claim."""
 
     amounts: tuple[tuple[str, int], ...] = ()
     """Devices by DeviceClass."""
     problem: str = ""
-    """Why that is not all: the field, and what is wrong with it."""
+    """The fault for which the amounts are incomplete, with its field."""
 
     def of(self, classes: Mapping[str, str]) -> Amounts:
-        """Return devices by resource, of those classes that are one."""
+        """Return the devices by resource, for the classes that stand for one."""
         return tuple((classes[name], count) for name, count in self.amounts if name in classes)
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
-    """A device that is allocated."""
+    """An allocated device."""
 
     driver: str
     pool: str
@@ -174,16 +174,16 @@ class DeviceClaim:
     """A ResourceClaim."""
 
     pod: str | None
-    """Key of the pod that it was made for, from a template; None: somebody made it, and pods may share it."""
+    """Key of the pod for which it was made from a template; None: made by hand, so that pods may share it."""
     asked: DeviceRequest
     devices: tuple[ClaimedDevice, ...]
-    """Those that it has, as long as it is allocated."""
+    """Devices that it holds while it is allocated."""
     allocated: bool
     deleting: bool
 
 
 def parse_template(raw: Mapping[str, Any]) -> DeviceRequest:
-    """Return what claims of a ResourceClaimTemplate ask for. Never raises."""
+    """Return the request of claims of a ResourceClaimTemplate. Never raises."""
     return _asked(mapping(raw, "spec", "spec", "devices"))
 
 
@@ -212,7 +212,7 @@ def _asked(devices: Mapping[str, Any]) -> DeviceRequest:
         if not exactly:
             problem = problem or f"{place} has alternatives (firstAvailable), of which it is not known which a pod gets"
         elif exactly.get("adminAccess") is True:
-            continue  # it watches devices that others use
+            continue  # admin access only observes devices in use
         elif (text(exactly, "allocationMode") or _EXACT) != _EXACT:
             problem = problem or f"{place} has allocationMode All, which is another number on each node"
         else:
@@ -222,7 +222,7 @@ def _asked(devices: Mapping[str, Any]) -> DeviceRequest:
 
 
 def templates_of(pod_spec: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield (path, name of the claim in the pod, name of its template) for each claim of a pod that is its own."""
+    """Yield (path, name of the claim in the pod, name of its template) for each of a pod's own claims."""
     for number, claim in enumerate(entries(pod_spec, "resourceClaims")):
         template = text(claim, "resourceClaimTemplateName")
         if template:
@@ -230,18 +230,18 @@ def templates_of(pod_spec: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def generated_for(pod: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the names of the ResourceClaims that were made for a pod, by the name of the claim in the pod."""
+    """Return the names of the ResourceClaims made for a pod, by the name of the claim in the pod."""
     statuses = entries(pod, "status", "resourceClaimStatuses")
     return {text(each, "name"): text(each, "resourceClaimName") for each in statuses if text(each, "resourceClaimName")}
 
 
 def extended_for(pod: Mapping[str, Any]) -> str:
-    """Return the name of the ResourceClaim that kube-scheduler made for limits of the pod's containers, or nothing."""
+    """Return the name of the ResourceClaim that kube-scheduler made for limits of the pod's containers, if any."""
     return text(pod, "status", "extendedResourceClaimStatus", "resourceClaimName")
 
 
 def with_claimed(pod_spec: Mapping[str, Any], amounts: Amounts) -> Mapping[str, Any]:
-    """Return `pod_spec` with what its claims ask for as limits of one more container, the last: as if it asked so."""
+    """Return `pod_spec` with the requests of its claims as limits of one more container, the last."""
     if not amounts:
         return pod_spec
     limits = Counter[str]()
@@ -257,10 +257,10 @@ def claimed_by_job(
     *,
     needed: bool,
 ) -> tuple[Amounts, tuple[str, ...]]:
-    """Return the devices that each worker of a job claims by templates, by resource, and what is wrong with that.
+    """Return the devices that each worker of a job claims by templates, by resource, and the problems of the claims.
 
-    `classes` are the resources of the settings by DeviceClass, `template` returns what one asks for by its name. If
-    they are not `needed`, because its containers have limits of GPUs, what is not known is left to kube-scheduler.
+    `classes` are the resources of the settings by DeviceClass, `template` returns the request of a template by name. If
+    claims are not `needed`, as the containers have limits of GPUs, unknown templates are left to kube-scheduler.
     """
     amounts, problems = list[tuple[str, int]](), list[str]()
     containers = entries(pod_spec, "containers")

@@ -1,6 +1,6 @@
-"""Kubernetes Events about a job: those that are written of it, and what those of others say of pods that do not start.
+"""Kubernetes Events about a job: written ones, and read ones about pods that do not start.
 
-Pure; reasons are those of the one enum. The status of a pod names neither a volume that cannot be mounted nor a sandbox
+Pure; reasons come from the one enum. The status of a pod names neither a volume that cannot be mounted nor a sandbox
 that cannot be made.
 """
 
@@ -20,7 +20,7 @@ from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.reading import text, time
 
 LONGEST_MESSAGE = 1024
-"""Characters; the API server refuses more."""
+"""Maximum length of a message, in characters; the API server refuses more."""
 
 _WARNINGS = frozenset(
     {
@@ -63,11 +63,11 @@ _NO_OBJECT: Final = re.compile(
     r'\b(secret|configmap|serviceaccount|persistentvolumeclaim)s? "[^"]*" not found|references non-existent \w+ key'
 )
 _SUMMARY: Final = "Unable to attach or mount volumes: "
-"""How the kubelet's Event begins that names only the volumes, and comes about as often as those with the cause."""
+"""Beginning of a kubelet's Event that names only the volumes, and comes about as often as those with the cause."""
 _RETRIED_SECONDS: Final = 150.0
-"""The kubelet mounts again, and says what fails, at least this often."""
+"""Maximum interval in seconds at which the kubelet mounts again and reports the cause of a failure."""
 _IDS: Final = re.compile(r"\b[0-9a-f]{64}\b")
-"""Of sandboxes: another one in each try."""
+"""Ids of sandboxes, which change with each try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def events(before: JobStatus | None, after: JobStatus) -> tuple[EventObject, ...
     was = before or JobStatus()
     found = [event for condition in after.conditions if (event := _of_condition(was, condition))]
     granted = _of_allocation(was, after)
-    # The Event of an allocation has more than that of the condition that goes with it.
+    # The Event of an allocation has more details than that of the accompanying condition.
     found = [event for event in found if event.reason not in {each.reason for each in granted}]
     found += granted
     found += _of_reclaim(was, after)
@@ -112,7 +112,7 @@ def _of_condition(was: JobStatus, condition: Condition) -> EventObject | None:
         ConditionType.ADMITTED,
         ConditionType.RUNNING,
     ):
-        return None  # the opposite of what another condition or the allocation shows
+        return None  # the opposite is shown by another condition or the allocation
     if any(e.type in (ConditionType.COMPLETE, ConditionType.FAILED) for e in was.conditions) and not ended:
         return None
     return _event(condition.reason, condition.message)
@@ -122,7 +122,7 @@ def _of_allocation(was: JobStatus, after: JobStatus) -> list[EventObject]:
     if after.allocation.generation == was.allocation.generation or not after.allocation.reason:
         return []
     if after.completion_time is not None:
-        return []  # the condition has how it ended, and why
+        return []  # the condition has the end and its reason
     allocation = after.allocation
     reason = Reason(allocation.reason) if allocation.reason in set(Reason) else None
     if reason is None:
@@ -133,9 +133,9 @@ def _of_allocation(was: JobStatus, after: JobStatus) -> list[EventObject]:
 
 
 def reclaim_ended(was: JobStatus, after: JobStatus) -> Reason | None:
-    """Return how a reclaim came to its end; None: there was none, or it is pending still, or the job has ended.
+    """Return the end of a reclaim; None: there was none, it is still pending, or the job has ended.
 
-    It was acknowledged, or carried out by force, which is counted as a preemption; or a GPU was lost meanwhile.
+    It was acknowledged, or carried out by force, which counts as a preemption; or a GPU was lost meanwhile.
     """
     pending = was.scheduling.reclaim is not None and after.scheduling.reclaim is None
     if not pending or after.completion_time is not None:
@@ -179,20 +179,20 @@ def _event(reason: Reason, message: str) -> EventObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartTrouble:
-    """What keeps a node from starting the containers of a pod."""
+    """The obstacle for which a node cannot start the containers of a pod."""
 
     reason: Reason
     message: str
     refused: bool = False
-    """An object that the pod names is not there."""
+    """An object that the pod names does not exist."""
     by_node: bool = False
     """Another node may do better."""
     since: float = 0.0
-    """Since when the pod was seen to wait."""
+    """Time since which the pod was seen to wait."""
 
 
 def trouble_in(events: Iterable[Raw]) -> StartTrouble | None:
-    """Return what the newest of the Events about a pod names; None where it names no trouble. Never raises."""
+    """Return the trouble named by the newest of the Events about a pod, if any. Never raises."""
     found = [each for each in events if text(each, "reason") in (*_OF_VOLUMES, *_OF_NODE, *_PASSED)]
     newest = max(found, key=_order, default=None)
     if newest is None or (reason := text(newest, "reason")) in _PASSED:
@@ -207,7 +207,7 @@ def trouble_in(events: Iterable[Raw]) -> StartTrouble | None:
 
 
 def trouble_without_events(pod: Pod) -> StartTrouble | None:
-    """Return what the conditions of a pod say where no Event does."""
+    """Return the trouble by the conditions of a pod, for lack of Events."""
     if pod.prepared is not False:
         return None
     message = f"node {pod.node} has not mounted the volumes of pod {pod.name}, or not made its network and sandbox"
@@ -215,7 +215,7 @@ def trouble_without_events(pod: Pod) -> StartTrouble | None:
 
 
 def told(pod: Pod, trouble: StartTrouble) -> Pod:
-    """Return a pod that waits for its node, with what keeps that from starting it."""
+    """Return a pod that waits for its node, with the trouble of its start."""
     return replace(
         pod,
         trouble=trouble.reason,

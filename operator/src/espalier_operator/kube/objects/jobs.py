@@ -24,15 +24,15 @@ from espalier_operator.model.constraints import Amounts
 from espalier_operator.model.queues import EXTERNAL
 
 MAX_DEPTH: Final = 100
-"""Levels of lists and mappings in a specification. The API server takes ten thousand in what is left open (options of
-a model, a pod template), far more than anything that reads a job does."""
+"""Maximum nesting of lists and mappings in a specification. In fields without a schema (options of a model, a pod
+template) the API server accepts ten thousand levels, far more than any reader of jobs."""
 MAX_DOCUMENT_BYTES: Final = 250_000
-"""Of 256 KiB that all annotations of a pod may have together; the rest is for the allocation."""
+"""Maximum size of the job's document. All annotations of a pod may have 256 KiB; the rest is for the allocation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeJob:
-    """One job of the cluster, its specification understood. Its status is not in it: that is the `Record`."""
+    """One job of the cluster with a valid specification, without its status."""
 
     job: AdaptiveTrainingJob
     terms: JobTerms
@@ -41,13 +41,13 @@ class KubeJob:
     """`metadata.generation`."""
     created_at: float
     is_remnant: bool = False
-    """It is known from its status alone (`state.remnants`): no pod can be made for it."""
+    """It is known only from its status (`state.remnants`): no pod can be made for it."""
     local_queue: str = ""
     """The LocalQueue of Kueue that has its quota; empty: none."""
     assigned: Assignment | None = None
-    """What Kueue adds to its pods; it is in the terms, too."""
+    """Kueue's additions to its pods, which the terms include too."""
     has_lower_class: bool = False
-    """The PriorityClass of its base workers is below that of extra workers, which then must have the same."""
+    """The PriorityClass of its base workers is below the class of extra workers, which then must have the same."""
 
     @property
     def key(self) -> str:
@@ -56,7 +56,7 @@ class KubeJob:
 
     @property
     def ref(self) -> JobRef:
-        """What its objects name as their owner."""
+        """The reference by which its objects name their owner."""
         return JobRef(self.namespace, self.name, self.uid)
 
     @property
@@ -78,12 +78,12 @@ class InvalidJob:
     uid: str
     generation: int
     problems: tuple[str, ...]
-    """`field: what is wrong, what is allowed`."""
+    """Problems as `field: fault, remedy`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What Kueue adds to the pods of a job."""
+    """Kueue's additions to the pods of a job."""
 
     node_labels: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...] = ()
@@ -92,7 +92,7 @@ class Assignment:
 
 
 def assigned_to(job: KubeJob, assigned: Assignment | None, settings: KubeSettings) -> KubeJob:
-    """Return a job to which nothing is assigned yet with what Kueue assigns to it."""
+    """Return a job without an assignment with Kueue's `assigned`."""
     if assigned is None:
         return job
     terms, labels = job.terms, assigned.node_labels
@@ -117,14 +117,14 @@ def parse_job(
 ) -> KubeJob | InvalidJob:
     """Parse an object of the API server; `priorities` are the values of the PriorityClasses by name, None: unknown.
 
-    `affinity` returns the node affinity of the volume of a claim, `claim_template` what a ResourceClaimTemplate asks
-    for, both by `namespace/name`; `defaults` are those of the LimitRanges of its namespace. Never raises.
+    `affinity` returns the node affinity of the volume of a claim, `claim_template` the request of a
+    ResourceClaimTemplate, both by `namespace/name`; `defaults` come from the namespace's LimitRanges. Never raises.
     """
     metadata = mapping(raw, "metadata")
     key = f"{text(metadata, 'namespace') or 'default'}/{text(metadata, 'name')}"
     uid, generation = text(metadata, "uid"), max(0, whole(metadata, "generation") or 0)
     if is_deeper(raw.get("spec"), MAX_DEPTH):
-        problem = f"spec: lists and mappings lie in each other more than {MAX_DEPTH} deep; make it flatter"
+        problem = f"spec: lists and mappings are nested more than {MAX_DEPTH} deep; make it flatter"
         return InvalidJob(key=key, uid=uid, generation=generation, problems=(problem,))
     body = json.dumps({key: value for key, value in raw.items() if key != "status"})
     try:
@@ -153,21 +153,21 @@ def parse_job(
 
 
 def class_of(raw: Mapping[str, Any]) -> str:
-    """Return the PriorityClass that the base workers of a job of the API server have, empty where it names none."""
+    """Return the PriorityClass of the base workers of a job of the API server; empty where it names none."""
     return text(raw, "spec", "priorityClassName") or text(raw, "spec", "template", "spec", "priorityClassName")
 
 
 def _has_lower_class(raw: Mapping[str, Any], settings: KubeSettings, priorities: Mapping[str, int]) -> bool:
     name = class_of(raw)
     if not name:
-        return False  # base workers have the cluster's default, which that of extra workers is to equal
+        return False  # base workers have the cluster's default, to which the class of extra workers should be equal
     return priorities.get(name, 0) < priorities.get(settings.extra_priority_class or "", 0)
 
 
 def trainer_document(job: AdaptiveTrainingJob) -> dict[str, Any]:
-    """Return the job as its trainer reads it: name and specification, without what the API server added.
+    """Return the job as its trainer reads it: name and specification, without the API server's additions.
 
-    The template is left out: it is the operator's business, and what may be large in it is not to fill an annotation.
+    The template is left out: only the operator needs it, and large parts of it must not fill an annotation.
     """
     document = job.to_json()
     spec: dict[str, Any] = job.spec.to_json()
@@ -220,7 +220,7 @@ def _terms(
 def _claimed(
     job: AdaptiveTrainingJob, settings: KubeSettings, claim_template: Callable[[str], DeviceRequest | None]
 ) -> tuple[Amounts, tuple[str, ...]]:
-    """Return the devices that a worker of the job claims, by resource, and what is wrong with its claims."""
+    """Return the devices that a worker of the job claims, by resource, and the problems of its claims."""
     if job.spec.template is None or not settings.device_classes:
         return (), ()
     namespace, pod_spec = job.metadata.namespace, job.spec.template.spec.to_json()
@@ -252,7 +252,7 @@ def _template_problems(
 
 
 def _hint(job: AdaptiveTrainingJob, settings: KubeSettings) -> str:
-    """Return why what a job claims is not what it lacks."""
+    """Return a hint why the job's claims are not the missing GPUs."""
     spec = job.spec.template.spec if job.spec.template is not None else None
     if spec is None or not spec.resource_claims:
         return ""
@@ -262,7 +262,7 @@ def _hint(job: AdaptiveTrainingJob, settings: KubeSettings) -> str:
 
 
 def _size_problems(job: AdaptiveTrainingJob) -> tuple[str, ...]:
-    """Return what keeps the job out of its pods' annotations; the API server would refuse every one of them."""
+    """Return the problem of a job too large for its pods' annotations: the API server would refuse every pod."""
     metadata = None if job.spec.template is None else job.spec.template.metadata
     given = (metadata.annotations if metadata is not None else None) or {}
     theirs = sum(len(key.encode()) + len(value.encode()) for key, value in given.items())
@@ -283,9 +283,9 @@ def _class_problems(job: AdaptiveTrainingJob, priorities: Mapping[str, int] | No
 
 
 def _all_problems(body: str, resource: str | None) -> tuple[str, ...]:
-    """Return every problem in words; slow, so only for a job that has one."""
+    """Return the messages of all problems; slow, so only for a job that has one."""
     try:
         parse_jobs(body, "job", resource)
     except JobFileError as error:
         return tuple(f"{problem.field}: {problem.message}".lstrip(": ") for problem in error.problems)
-    return ("spec: cannot be understood",)
+    return ("spec: cannot be parsed",)

@@ -1,8 +1,8 @@
 """Kueue's Workloads and ResourceFlavors, read; and the Workload of a job, by which Kueue admits its base workers. Pure.
 
-A job that is labelled with a LocalQueue has its quota there. Its Workload belongs to it, is made while it wants base
-GPUs, and is deleted to give the quota back: nothing of a Workload's status is written. What Kueue assigns, flavors and
-what admission checks add, goes into the job's pods, and into what the planner asks of nodes.
+A job labelled with a LocalQueue has its quota there. Its Workload is owned by it, created while it wants base GPUs, and
+deleted to give the quota back: a Workload's status is never written. Kueue's assignments, by flavors and admission
+checks, are added to the job's pods, and to the planner's constraints.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from espalier_operator.model import Worker, WorkerRole, WorkerState
 from espalier_operator.model.queues import ExternalAdmission
 
 BOOST: Final = "kueue.x-k8s.io/priority-boost"
-"""The annotation of a Workload with what Kueue adds to its priority (alpha, feature gate PriorityBoost)."""
+"""The annotation of a Workload with an addition to its priority in Kueue (alpha, feature gate PriorityBoost)."""
 ASKS: Final = f"{GROUP}/asks"
-"""The annotation of a Workload with a digest of what its job asked for when it was made."""
+"""The annotation of a Workload with a digest of its job's request at its creation."""
 NO_KUEUE: Final = f"the API server has no Workloads of {WORKLOADS.group}/{WORKLOADS.version}: Kueue is away, or too old"
 _LOWEST: Final = -(2**31)
 _POD_SET: Final = "main"
@@ -41,14 +41,14 @@ _SCHEDULED: Final = (
 """Fields of a pod by which Kueue counts it and chooses flavors."""
 _OF_CONTAINER: Final = ("name", "resources", "restartPolicy")
 _WORDS: Final = ("Finished", "Evicted", "Admitted", "QuotaReserved")
-"""Conditions whose messages say where a Workload stands, the most telling first."""
+"""Conditions whose messages describe a Workload, in order of preference."""
 _HOPELESS: Final = "> maximum capacity"
-"""Part of Kueue's message on a request that no quota of its queue could ever meet."""
+"""Part of Kueue's message on a request that its queue's quotas could never meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flavor:
-    """A ResourceFlavor: what pods must ask of nodes to be counted as of it."""
+    """A ResourceFlavor: the constraints of pods that count towards it."""
 
     node_labels: Mapping[str, str]
     tolerations: tuple[Raw, ...]
@@ -56,17 +56,17 @@ class Flavor:
 
 @dataclass(frozen=True, slots=True)
 class Asks:
-    """What a Workload asks Kueue for."""
+    """A Workload's request to Kueue."""
 
     quota: tuple[object, ...]
-    """Of which queue, for how many pods, and how much for each. A job that runs must not use other than that."""
+    """Queue, number of pods, and requests of each. A running job must not use anything else."""
     digest: str
-    """Of all of it: what decides about flavors and the order, too."""
+    """Digest of the whole request, including the fields that decide about flavors and order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A Workload that Kueue has to do with."""
+    """A Workload of Kueue."""
 
     key: str
     uid: str
@@ -75,23 +75,23 @@ class Workload:
     """The job that it claims as its own."""
     asks: Asks
     extra: int | None
-    """Which of the Workloads of extra workers it is; None: that of the base workers."""
+    """Number of the Workload among those of extra workers; None: the Workload of the base workers."""
     deleting: bool
     active: bool
     boost: str
     admitted: bool
     """It has its quota, all admission checks have passed, and it is not evicted."""
     lost: bool
-    """Kueue has taken the quota back, or has not given it."""
+    """Kueue has taken the quota back, or has refused it."""
     over: bool
     """It will not be admitted as it is: it is evicted, or finished."""
     message: str
-    """Kueue's words; empty where it has said nothing."""
+    """Kueue's message; empty where there is none."""
     flavors: frozenset[str]
     updates: tuple[Raw, ...]
-    """Of admission checks."""
+    """Pod updates by admission checks."""
     waits: tuple[Worker, ...]
-    """Its pods that want GPUs, where it is not admitted and may be."""
+    """Its pods that want GPUs, if it is not admitted but may be."""
 
 
 def parse_flavor(raw: Raw) -> Flavor:
@@ -142,7 +142,7 @@ def parse_workload(raw: Raw, settings: KubeSettings) -> Workload | None:
 
 
 def _message(status: Raw, found: Mapping[str, Raw], *, active: bool) -> str:
-    """Return what Kueue says of a Workload."""
+    """Return Kueue's message on a Workload."""
     checks = (each for each in entries(status, "admissionChecks") if text(each, "state") not in ("", "Ready"))
     waits_for = next((f"admission check {text(each, 'name')}: {text(each, 'message')}" for each in checks), "")
     said = next((text(found[kind], "message") for kind in _WORDS if text(found.get(kind), "message")), "")
@@ -173,7 +173,7 @@ def _waiting(raw: Raw, settings: KubeSettings) -> Iterator[Worker]:
 
 
 def tolerating(waits: Iterable[Worker], flavors: Iterable[Flavor]) -> Iterator[Worker]:
-    """Yield pods of a Workload with the tolerations of flavors: it is not known of which it will be."""
+    """Yield pods of a Workload with the tolerations of all flavors, as its flavor is not known yet."""
     more = tuple(nodes.toleration_of(each) for flavor in flavors for each in flavor.tolerations)
     for worker in waits:
         constraints = replace(worker.constraints, tolerations=(*worker.constraints.tolerations, *more))
@@ -183,9 +183,9 @@ def tolerating(waits: Iterable[Worker], flavors: Iterable[Flavor]) -> Iterator[W
 def admission_by(
     workload: Workload | None, asks: Asks | None, flavors: Mapping[str, Flavor], trouble: str
 ) -> ExternalAdmission:
-    """Return what Kueue has decided about a job that asks for `asks`, None: for what its Workload asks for.
+    """Return Kueue's decision about a job with the request `asks` (None: the request of its Workload).
 
-    `trouble` is what keeps its Workload away. Where Kueue says nothing it has taken nothing back.
+    `trouble` is the reason for a missing Workload. Without a message from Kueue, no quota counts as taken back.
     """
     if workload is None:
         return ExternalAdmission(message=trouble or "its Workload is to be made")
@@ -201,9 +201,9 @@ def admission_by(
 
 
 def extras_by(workloads: Collection[Workload], extra: int) -> tuple[int, int]:
-    """Return how many extra workers of a job Kueue has admitted, and of how many of the `extra` it has taken that back.
+    """Return the numbers of a job's extra workers that Kueue has admitted, and of the `extra` that it has taken back.
 
-    Nothing more is admitted until it has said something of each: what is lent at once is announced at once.
+    No more count as admitted until Kueue has decided about each, so that loans are announced together.
     """
     admitted = sum(each.admitted and not each.deleting for each in workloads)
     lost = sum(each.lost for each in workloads)
@@ -212,7 +212,7 @@ def extras_by(workloads: Collection[Workload], extra: int) -> tuple[int, int]:
 
 
 def assignment_of(workload: Workload, flavors: Mapping[str, Flavor]) -> Assignment:
-    """Return what Kueue adds to the pods of a job whose Workload it has admitted."""
+    """Return Kueue's additions to the pods of a job with an admitted Workload."""
     known = [flavors[name] for name in sorted(workload.flavors) if name in flavors]
     changes = [(each.node_labels, each.tolerations) for each in known]
     changes += [(_texts(each, "nodeSelector"), tuple(entries(each, "tolerations"))) for each in workload.updates]
@@ -225,9 +225,9 @@ def assignment_of(workload: Workload, flavors: Mapping[str, Flavor]) -> Assignme
 
 
 def boost_of(lost_seconds: float) -> int:
-    """Return by how many steps a running job comes before others of its priority: 0 to 9, by what it loses if it stops.
+    """Return the priority boost of a running job among others of its priority, 0 to 9, by its loss if it stops.
 
-    A step more each time that doubles, so that it is seldom written: 1 from a minute on, 9 from four hours on.
+    The boost rises by 1 with each doubling, so that it is rarely written: 1 from a minute on, 9 from four hours on.
     """
     return min(9, max(0, 1 + int(math.log2(max(lost_seconds, 1.0) / 60.0)))) if lost_seconds >= 60.0 else 0
 
@@ -235,7 +235,7 @@ def boost_of(lost_seconds: float) -> int:
 def workload_of(job: KubeJob, settings: KubeSettings, *, active: bool = True, extra: int | None = None) -> Manifest:
     """Return the Workload of a job's base workers, or of one of its extra workers.
 
-    Of one that runs, whose Workload is gone, with the labels of nodes that it was assigned, so that it gets them again.
+    For a running job whose Workload is gone, it has the assigned node labels, so that the job gets them again.
     """
     spec = _asked(job, settings)
     named = metadata(job, names.workload_name(job.name, job.uid, extra))
@@ -254,7 +254,7 @@ def workload_of(job: KubeJob, settings: KubeSettings, *, active: bool = True, ex
 
 
 def asks_of(job: KubeJob, settings: KubeSettings) -> Asks:
-    """Return what a job asks Kueue for."""
+    """Return a job's request to Kueue."""
     spec = _asked(job, settings)
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
     return Asks(_quota(spec, settings), digest)

@@ -1,7 +1,7 @@
-"""What a namespace limits: ResourceQuotas, for the planner, and what LimitRanges add to the requests of pods. Pure.
+"""Limits of a namespace: ResourceQuotas, for the planner, and default requests of pods by LimitRanges. Pure.
 
-A LimitRange adds what the API server adds when it admits a pod; only containers have defaults. What LimitRanges refuse
-is left to the API server, whose answer is reported.
+LimitRanges are applied as the API server applies them when it admits a pod; only containers have defaults. Refusals by
+LimitRanges are left to the API server, whose answer is reported.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from espalier_operator.model.constraints import NATIVE, NodeSelectorRequirement
 _REQUESTS: Final = "requests."
 _PODS: Final = "count/pods"
 _DEVICES: Final = ".deviceclass.resource.k8s.io/devices"
-"""After the name of a DeviceClass: what claims for its devices may ask for."""
+"""Suffix, after the name of a DeviceClass, of the quota for claims of its devices."""
 Defaults = Mapping[str, Any]
-"""By resource, the quantity that a container requests if neither its requests nor its limits name the resource."""
+"""Quantities, by resource, that a container requests if neither its requests nor its limits name the resource."""
 
 
 def parse_quota(raw: Mapping[str, Any]) -> tuple[NamespaceLimit, ...]:
-    """Return what a ResourceQuota limits of what pods request. Never raises.
+    """Return a ResourceQuota's limits on requests of pods. Never raises.
 
-    Limits of limits, of storage and of other objects do not count: these are left to the API server, whose refusal is
-    reported.
+    Quotas of limits, storage and other objects are left to the API server, whose refusal is reported.
     """
     named = mapping(raw, "spec").get("scopes")
     scopes = [
@@ -55,7 +54,7 @@ def parse_quota(raw: Mapping[str, Any]) -> tuple[NamespaceLimit, ...]:
 
 
 def scopes_of(pod_spec: Raw, priority_class: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the scopes that a pod is in; that of its PriorityClass with the name of it."""
+    """Return the scopes of a pod; the scope PriorityClass with the name of the class."""
     found = ["NotTerminating" if pod_spec.get("activeDeadlineSeconds") is None else "Terminating"]
     found.append("BestEffort" if _is_best_effort(pod_spec) else "NotBestEffort")
     if _reaches_other_namespaces(pod_spec):
@@ -81,7 +80,7 @@ def _reaches_other_namespaces(pod_spec: Raw) -> bool:
 
 
 def _requested(name: str) -> str | None:
-    """Return the resource whose requests a quota limits by `name`; None: something else."""
+    """Return the resource whose requests a quota limits by `name`; None for other quotas."""
     if name in NATIVE:  # also without the prefix; other names without it limit what pods do not name
         return name
     if name == _PODS:
@@ -102,7 +101,7 @@ def parse_limit_range(raw: Raw) -> Defaults | None:
 
 
 def largest(given: Iterable[Defaults]) -> Defaults:
-    """Return what a container requests by several LimitRanges: their order is not defined, so as much as it may be."""
+    """Return the default requests by several LimitRanges: the maximum, as their order is undefined."""
     found = dict[str, Any]()
     for defaults in given:
         for name, quantity in defaults.items():
@@ -113,7 +112,7 @@ def largest(given: Iterable[Defaults]) -> Defaults:
 def with_defaults(pod_spec: Raw, defaults: Defaults) -> Raw:
     """Return `pod_spec` with the defaults as requests of its containers; it has one if it names none.
 
-    Not of what the whole pod has limits of: these are its requests already.
+    Resources with limits for the whole pod are left out, as these limits are its requests already.
     """
     whole_pod = mapping(pod_spec, "resources", "limits")
     defaults = {name: quantity for name, quantity in defaults.items() if name not in whole_pod}

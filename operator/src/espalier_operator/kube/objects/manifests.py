@@ -1,4 +1,4 @@
-"""Builds the objects of a job except its pods: a typed job in, plain dicts out. No client, no clock, no environment."""
+"""Builds the objects of a job except its pods, as plain dicts. No client, no clock, no environment."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from espalier_operator.kube.objects.template import Manifest, without_nulls
 KEY: Final = "key"
 """The key of a worker's Secret."""
 METRICS_PORT: Final = 9464
-"""Port on which the leader is scraped, unless the template has one for something else: that which OpenTelemetry's
-exporter took first."""
+"""Port on which the leader is scraped, unless the template uses it otherwise; the default of OpenTelemetry's
+exporter."""
 RENDEZVOUS_PORT: Final = 29400
-"""Port on which the leader accepts the other workers: that of torchrun's rendezvous."""
+"""Port on which the leader accepts the other workers, as in torchrun's rendezvous."""
 
 
 def owned_objects(job: KubeJob, *, isolated: bool = False) -> tuple[Manifest, ...]:
-    """Return all objects of `job` but its pods and its Secret, in the order of their creation.
+    """Return all objects of `job` except its pods and its Secret, in the order of their creation.
 
     A program reads no job and writes no report, so its pods get no rights. `isolated`: workers that train together get
     a NetworkPolicy.
@@ -44,10 +44,10 @@ def worker_secret(job: KubeJob, key: bytes) -> Manifest:
 
 
 def network_policy(job: KubeJob) -> Manifest:
-    """Return what keeps all but the job's own pods from the ports on which workers train together.
+    """Return a NetworkPolicy that admits only the job's own pods to the ports on which workers train together.
 
-    These are that of the rendezvous, and any that gloo and NCCL choose. A pod that a policy selects admits nothing
-    else, so the ports that the template's containers declare are opened to all, and that of the metrics.
+    These are the port of the rendezvous, and any that gloo and NCCL choose. A pod selected by a policy admits nothing
+    else, so the ports declared by the template's containers are opened to all, and so is the metrics port.
     """
     own = {"podSelector": {"matchLabels": {names.JOB_LABEL: job.name}}}
     return {
@@ -63,7 +63,7 @@ def network_policy(job: KubeJob) -> Manifest:
 
 
 def _open_ports(spec: Manifest) -> list[Manifest]:
-    """Return the ports that the containers declare, and that of the metrics; without that of the rendezvous."""
+    """Return the ports declared by the containers and the metrics port, without the port of the rendezvous."""
     found = {(METRICS_PORT, "TCP")}
     for container in (*spec["containers"], *(spec.get("initContainers") or ())):
         given = container.get("ports") if isinstance(container, dict) else None
@@ -77,7 +77,7 @@ def _open_ports(spec: Manifest) -> list[Manifest]:
 
 
 def service(job: KubeJob) -> Manifest:
-    """Return the headless Service under which workers find each other, before they are ready too."""
+    """Return the headless Service under which workers find each other, even before they are ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -96,7 +96,7 @@ def service_account(job: KubeJob) -> Manifest:
 
 
 def role(job: KubeJob) -> Manifest:
-    """Return the rights of the job's pods: to see their own job, to write their own report, nothing else."""
+    """Return the Role of the job's pods: read their own job and write their own report, nothing else."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
@@ -119,7 +119,7 @@ def role(job: KubeJob) -> Manifest:
 
 
 def role_binding(job: KubeJob) -> Manifest:
-    """Return what gives the role to the account that the pods run under."""
+    """Return the RoleBinding of the role to the account of the pods."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
@@ -137,7 +137,7 @@ def report_config_map(job: KubeJob) -> Manifest:
 
 
 def owner_reference(job: KubeJob) -> Manifest:
-    """Return what makes the garbage collector remove an object with its job; it does not hold the job's deletion up."""
+    """Return an owner reference by which an object is deleted with its job, without blocking the job's deletion."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -159,13 +159,13 @@ def metadata(job: KubeJob, name: str) -> Manifest:
 
 
 def given_spec(job: KubeJob) -> Manifest:
-    """Return the template's pod spec as it is written, with nulls; empty where there is no template."""
+    """Return the template's pod spec as written, with nulls; empty where there is no template."""
     template = job.job.spec.template
     return {} if template is None else template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 def pod_spec(job: KubeJob) -> Manifest:
-    """Return the template's pod spec, a copy without nulls; with one container where there is no template."""
+    """Return a copy of the template's pod spec without nulls; with one container where there is no template."""
     template = job.job.spec.template
     if template is None:
         return {"containers": [{"name": "trainer"}]}

@@ -1,9 +1,9 @@
-"""Names, labels and annotations of the operator's objects, and which job an object belongs to. Pure.
+"""Names, labels and annotations of the operator's objects, and the job that an object belongs to. Pure.
 
 Names are deterministic: creating an object twice gives one object. An object belongs to the job that its owner
 reference names, by namespace, name and UID. Labels are not evidence: anyone can change them. An owner reference is not
-evidence either until a job of this UID with this name is in the object's own namespace: the API server takes any
-reference, also to a job of another tenant.
+evidence either until a job of this UID with this name is in the object's own namespace: the API server accepts any
+reference, even to a job of another tenant.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ QUEUE_NAME_LABEL: Final = "kueue.x-k8s.io/queue-name"
 """The label of a job that names the LocalQueue of Kueue that has its quota."""
 
 LEASE_NAME: Final = "espalier-operator"
-"""Of the operators' Lease with the default controllerName."""
+"""Name of the operators' Lease with the default controllerName."""
 RECENT_USE: Final = f"{GROUP}/recent-use"
-"""The annotation of the Lease with what queues and namespaces held lately (`policies.memory`)."""
+"""The annotation of the Lease with the recent use of queues and namespaces (`policies.memory`)."""
 POLICY_MEMORY: Final = f"{GROUP}/policy-memory"
-"""The annotation of the Lease with what the policy remembers (`policy_memory`)."""
+"""The annotation of the Lease with the policy's memory (`policies.memory`)."""
 
 LIVE_PODS: Final = "status.phase!=Succeeded,status.phase!=Failed"
-"""Field selector: pods that hold or want GPUs."""
+"""Field selector of pods that hold or want GPUs."""
 ENDED_PODS: Final = "status.phase!=Pending,status.phase!=Running"
-"""Field selector: the others."""
+"""Field selector of all other pods."""
 WORKERS: Final = ROLE_LABEL
-"""Label selector: pods that are watched to their ends and beyond. Those of others, `!` of it, are watched while they
-live."""
+"""Label selector of pods that are watched to their ends and beyond. Foreign pods (its negation) are watched only while
+they live."""
 OWN_PODS: Final = f"{MANAGED_BY_LABEL}={MANAGER},{ROLE_LABEL}"
-"""Label selector: workers, those that have ended included."""
+"""Label selector of workers, including ended ones."""
 REPORTS: Final = f"{REPORT_LABEL}=true"
-"""Label selector: ConfigMaps that leaders report to."""
+"""Label selector of ConfigMaps that leaders report to."""
 
 _WORKER: Final = re.compile(
     rf"(?P<role>{WorkerRole.BASE}|{WorkerRole.EXTRA})-(?P<index>[0-9]{{1,9}})-(?P<attempt>[0-9]{{1,9}})"
@@ -54,7 +54,7 @@ _WORKER: Final = re.compile(
 
 
 def lease_name(controller: str) -> str:
-    """Return the name of the Lease of the operators with this controllerName; no two of them act in a namespace."""
+    """Return the name of the Lease of operators with this controllerName, of which only one acts in a namespace."""
     if controller == DEFAULT_CONTROLLER:
         return LEASE_NAME
     return f"{LEASE_NAME}-{hashlib.sha256(controller.encode()).hexdigest()[:10]}"
@@ -66,7 +66,7 @@ def pod_name(job: str, role: WorkerRole, index: int, attempt: int) -> str:
 
 
 def worker_of(job: str, pod: str) -> tuple[WorkerRole, int, int] | None:
-    """Return role, index and attempt of the worker whose pod `pod_name` names so; None for any other name."""
+    """Return role, index and attempt of the worker with the pod name `pod`, inverse to `pod_name`; None for others."""
     found = _WORKER.fullmatch(pod.removeprefix(f"{job}-")) if pod.startswith(f"{job}-") else None
     return None if found is None else (WorkerRole(found["role"]), int(found["index"]), int(found["attempt"]))
 
@@ -82,7 +82,7 @@ def report_name(job: str) -> str:
 
 
 def secret_name(job: str, uid: str) -> str:
-    """Return the name of the Secret with the key of the job's workers: of this job, not of one of its name before."""
+    """Return the name of the Secret with the key of the job's workers, distinct from that of an earlier namesake."""
     return f"{job}-workers-{uid}"
 
 
@@ -102,7 +102,7 @@ def account_name(job: str) -> str:
 
 
 def labels(job: str) -> dict[str, str]:
-    """Return the labels of everything that belongs to `job`."""
+    """Return the labels of all objects of `job`."""
     return {JOB_LABEL: job, MANAGED_BY_LABEL: MANAGER}
 
 
@@ -118,7 +118,7 @@ def selector(job: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobRef:
-    """A job, or what an object claims to be its job."""
+    """A job, or the job that an object claims as its owner."""
 
     namespace: str
     name: str
@@ -131,7 +131,7 @@ class JobRef:
 
 
 def owner_of(raw: Raw) -> JobRef | None:
-    """Return the job that an object claims as the owner that controls it; None where it claims none."""
+    """Return the job that an object claims as its controlling owner; None where it claims none."""
     metadata = mapping(raw, "metadata")
     for reference in entries(metadata, "ownerReferences"):
         ours = text(reference, "kind") == KIND and text(reference, "apiVersion").partition("/")[0] == GROUP

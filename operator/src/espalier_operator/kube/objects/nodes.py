@@ -1,12 +1,12 @@
-"""What a node offers, and what a pod requires of its node: GPUs, other resources, and where it may be bound. Pure.
+"""Offers of nodes, and requirements of pods on nodes: GPUs, other resources, and constraints. Pure.
 
-The planner knows nodes with GPUs of one type. Where a cluster has several GPU resources (NVIDIA, AMD, MIG profiles), a
+Nodes of the planner have GPUs of one type. Where a cluster has several GPU resources (NVIDIA, AMD, MIG profiles), a
 machine is one node of the planner for the first resource of the settings, and one more for each other resource that it
 has; `Node.host` is the machine, and CPU and memory are shared. The type of GPUs of another resource begins with the
 resource, and a job gets no GPUs of a resource that it does not request.
 
-A claim that is bound names a volume, and a local or zonal volume has the node affinity that kube-scheduler's plugin
-VolumeBinding requires of the pod. A claim that is bound only once a pod uses it binds no pod yet.
+A bound claim names a volume, and a local or zonal volume has the node affinity that kube-scheduler's plugin
+VolumeBinding requires of the pod. A claim that is bound only when a pod uses it constrains no pod yet.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from espalier_operator.model.constraints import (
 UNREACHABLE: Final = Taint("node.kubernetes.io/unreachable", "", "NoExecute")
 """The taint of a node that does not report."""
 DEFAULT_PATIENCE: Final = 300.0
-"""What the API server fills in as `tolerationSeconds` of this taint unless a pod tolerates it already."""
+"""The API server's default `tolerationSeconds` for this taint, unless a pod tolerates it already."""
 Terms = tuple[NodeSelectorTerm, ...]
 _PARTS_OF_A_RESOURCE: Final = 2
-"""DOMAIN/NAME."""
+"""Number of parts in DOMAIN/NAME."""
 
 
 def resource_of(spec: Raw, settings: KubeSettings) -> str:
@@ -48,7 +48,7 @@ def resource_of(spec: Raw, settings: KubeSettings) -> str:
 
 
 def constraints_of(spec: Raw, gpu_resource: str, tolerated: Iterable[str] = ()) -> Constraints:
-    """Return what a pod of `spec` asks of nodes; taints with a key in `tolerated` are tolerated as well.
+    """Return the constraints of a pod of `spec`; taints with a key in `tolerated` are tolerated as well.
 
     A malformed requirement matches no node, as for kube-scheduler.
     """
@@ -92,10 +92,10 @@ def _values(expression: Raw) -> Iterable[Any]:
 
 
 def requests_of(spec: Raw, gpu_resource: str) -> Amounts:
-    """Return what a pod of `spec` requests of a node, GPUs excluded.
+    """Return the requests of a pod of `spec`, GPUs excluded.
 
-    What is requested for the whole pod stands in place of what its containers request; its limits, where these request
-    nothing.
+    Requests for the whole pod replace its containers' requests; limits for the whole pod apply where containers
+    request nothing.
     """
     named = {name for container in _all_containers(spec) for name in _requests(container)}
     overhead, limits = mapping(spec, "overhead"), mapping(spec, "resources", "limits")
@@ -128,8 +128,8 @@ def _requests(container: Raw) -> Raw:
 
 
 def request_of(spec: Raw, resource: str) -> int:
-    """Return how much of a resource a pod of `spec` takes: the sum over containers and side-cars, or more where an init
-    container, which runs together with the side-cars before it, requests more.
+    """Return the amount of a resource that a pod of `spec` takes: the sum over containers and side-cars, or the request
+    of an init container with the side-cars before it, if larger.
     """
 
     def of(container: Raw) -> int:
@@ -150,9 +150,9 @@ def _is_side_car(container: Raw) -> bool:
 
 
 def patience_of(spec: Raw) -> float:
-    """Return for how long a pod tolerates that its node does not report: the shortest of its tolerations.
+    """Return the seconds for which a pod tolerates that its node does not report: the shortest of its tolerations.
 
-    One of all taints is meant for others, and does not make it stay for ever.
+    A toleration of all taints without a limit does not make it stay for ever.
     """
     fitting = [each for each in entries(spec, "tolerations") if toleration_of(each).tolerates(UNREACHABLE)]
     seconds = [max(0, limit) for each in fitting if (limit := whole(each, "tolerationSeconds")) is not None]
@@ -183,9 +183,9 @@ def claims_of(pod_spec: Mapping[str, Any]) -> Iterator[str]:
 def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
     """Return the facts of a node. Never raises.
 
-    It is ready while its kubelet reports, even where the kubelet reports a problem (its runtime restarts, for example):
-    what runs there continues. It is schedulable if it takes new pods: healthy and not cordoned; its taints decide which
-    ones. Allocatable is counted, not capacity: unhealthy GPUs leave it. If it is about to go, all its GPUs depart.
+    It is ready while its kubelet reports, even a problem (its runtime restarts, for example), as its pods continue. It
+    is schedulable if it takes new pods: healthy and not cordoned; its taints decide which ones. Allocatable is counted,
+    not capacity, as unhealthy GPUs leave it. If it is about to go, all its GPUs depart.
     """
     metadata, spec, status = mapping(raw, "metadata"), mapping(raw, "spec"), mapping(raw, "status")
     allocatable, capacity = mapping(status, "allocatable"), mapping(status, "capacity")
@@ -215,7 +215,7 @@ def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
 
 
 def _is_departing(raw: Mapping[str, Any], settings: KubeSettings) -> bool:
-    """Return whether one of the signs of the settings says that the node is about to go."""
+    """Return whether the node has one of the settings' signs that it is about to go."""
     signs = set(settings.departing_nodes)
     if not signs:
         return False
@@ -231,7 +231,7 @@ def _is_departing(raw: Mapping[str, Any], settings: KubeSettings) -> bool:
 
 
 def _ready(status: Mapping[str, Any]) -> str:
-    """Return the status of the condition; the control plane writes `Unknown` when a kubelet stops reporting."""
+    """Return the status of the condition Ready, `Unknown` when a kubelet has stopped reporting."""
     return text(_condition(status), "status")
 
 
@@ -241,10 +241,10 @@ def _condition(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def nodes_of(node: Node, settings: KubeSettings, known: Container[str] = ()) -> Iterator[Node]:
-    """Yield what the planner sees of a machine whose first resource `node` has; what others hold of it is in `used`.
+    """Yield the planner's nodes of a machine; `node` has its first resource, and holdings by foreign pods in `used`.
 
-    Where it is about to go, all its GPUs are. Of another resource of which nothing is left only what was `known`:
-    pods that use it may run.
+    If the machine is about to go, so are all its GPUs. A node for another resource of which nothing is left is yielded
+    only if it was `known`, as pods that use it may run.
     """
     others = settings.other_gpu_resources
     if not others:
@@ -260,7 +260,7 @@ def nodes_of(node: Node, settings: KubeSettings, known: Container[str] = ()) -> 
                 node,
                 name=name,
                 gpu_type=type_of(node.gpu_type, resource, settings),
-                # What pods hold that use another resource first: GPUs of two kinds in one pod.
+                # Less the holdings of pods that use another resource first: GPUs of two kinds in one pod.
                 allocatable=max(0, amount - node.used.get(resource, 0)),
                 labels={**node.labels, RESOURCE_LABEL: resource},
                 departing=max(amount, 1) if is_departing else 0,
@@ -273,7 +273,7 @@ def place_of(host: str | None, resource: str, settings: KubeSettings) -> str | N
 
 
 def type_of(label: str, resource: str, settings: KubeSettings) -> str:
-    """Return the type of GPUs of `resource` on a machine whose label for types has the value `label`."""
+    """Return the type of GPUs of `resource` on a machine with the value `label` of the label for types."""
     if resource == settings.gpu_resource:
         return label
     return f"{resource}/{label}" if label else resource
@@ -292,7 +292,7 @@ def resource_of_type(gpu_type: str, settings: KubeSettings) -> str:
 
 
 def restricted(constraints: Constraints, resource: str, settings: KubeSettings) -> Constraints:
-    """Return `constraints` of a pod that requests GPUs of `resource`, so that only nodes of that resource admit it."""
+    """Return `constraints` that only nodes of `resource` admit."""
     if not settings.other_gpu_resources:
         return constraints
     return replace(constraints, node_selector=(*constraints.node_selector, (RESOURCE_LABEL, resource)))

@@ -1,4 +1,4 @@
-"""What the status of a pod tells: what keeps it from starting, and how it ended."""
+"""Interpretation of a pod's status: obstacles to its start, and its end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from espalier_operator.kube.reading import entries, mapping, text, time, whole
 from espalier_operator.kube.settings import DEVICE_CLASS
 
 MAX_MESSAGE: Final = 1000
-"""Maximum characters kept of a pod's messages."""
+"""Maximum length of a stored message of a pod, in characters."""
 _NO_DEVICES: Final = "cannot allocate all claims"
-"""Part of the message of kube-scheduler (plugin DynamicResources) on a pod for whose claims devices are missing."""
+"""Part of kube-scheduler's message (plugin DynamicResources) on a pod without devices for its claims."""
 _JUDGED: Final = (
     "Insufficient ",
     "Too many pods",
@@ -27,13 +27,13 @@ _JUDGED: Final = (
     "node(s) didn't satisfy plugin(s) [NodeAffinity]",
     _NO_DEVICES,
 )
-"""How kube-scheduler's reasons begin that the planner judges by itself (`espalier_operator.model.constraints`)."""
+"""Beginnings of kube-scheduler's reasons that the planner evaluates itself (`espalier_operator.model.constraints`)."""
 _NO_VOLUME: Final = (
     "persistentvolumeclaim ",
     "unbound immediate PersistentVolumeClaims",
     "available persistent volumes to bind",
 )
-"""Parts of kube-scheduler's messages on a pod whose volumes are not there, on no node: no node would help."""
+"""Parts of kube-scheduler's messages on a pod whose volumes exist on no node, so that no node would help."""
 _DEFAULT_SCHEDULER: Final = "default-scheduler"
 _PULL_TROUBLE: Final = (
     "ErrImagePull",
@@ -51,60 +51,60 @@ _START_TROUBLE: Final = (
     "PreCreateHookError",
     "PreStartHookError",
     "PostStartHookError",
-    "CrashLoopBackOff",  # of a side-car: all else is restarted never
+    "CrashLoopBackOff",  # of a side-car, as no other container is restarted
 )
 _EVICTED: Final = "Evicted"
 _RUNTIME_TROUBLE: Final = ("CreateContainerError", "RunContainerError")
 """Reasons in `_START_TROUBLE` for which another node may do better: its devices, hooks or runtime fail."""
 _DISRUPTIONS: Final = (_EVICTED, "NodeLost", "Preempted", "Preempting", "Terminated", "Shutdown", "NodeShutdown")
-"""`status.reason` of pods that the kubelet or the control plane ended."""
+"""Values of `status.reason` of pods that the kubelet or the control plane ended."""
 _OWN_USAGE: Final = (
     "Usage of EmptyDir volume ",
     "Pod ephemeral local storage usage exceeds ",
     "exceeded its local ephemeral storage limit ",
 )
-"""Parts of the kubelet's messages on a pod that it evicts because the pod exceeds limits of its template. Other
-evictions are for want of resources of the node ("The node was low on resource: ...")."""
+"""Parts of the kubelet's messages on a pod evicted because it exceeds limits of its template. Other evictions are due
+to a lack of resources of the node ("The node was low on resource: ...")."""
 _VANISHED: Final = ("ContainerStatusUnknown", "Unknown")
-"""`reason` of a container that went with its node or its runtime; its exit code means nothing."""
+"""Values of `reason` of a container lost with its node or its runtime; its exit code means nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodStatus:
-    """How a pod fares. Times in epoch seconds."""
+    """The state of a pod. Times in epoch seconds."""
 
     phase: str
     overran: bool
-    """It was ended because it exceeded a limit of its template: of its storage, or of its time."""
+    """It was ended because it exceeded a limit of its template, of storage or time."""
     disrupted: bool
-    """It was evicted, preempted, or lost with its node or its device, and not for a limit of its template."""
+    """It was evicted, preempted, or lost with its node or its device, but not for a limit of its template."""
     stuck_since: float | None
-    """Since when the runtime of its node may fail to make or start its containers, if that is its trouble."""
+    """Time since which the runtime of its node may have failed to create or start its containers, if it has."""
     by_node: bool
-    """Its node refused it, evicted it for want of its own resources, lost it, or gave it a device that failed: what
-    runs elsewhere may run."""
+    """Its node refused it, evicted it for lack of resources, lost it, or gave it a failed device; elsewhere it may
+    run."""
     started_at: float | None
     finished_at: float | None
     exit_code: int | None
-    """Of the container that trains, once it has ended; of the one that failed, where it never started."""
+    """Exit code of the training container once it has ended, or of the one that failed before it started."""
     trouble: Reason | None
-    """What keeps it from starting."""
+    """The obstacle to its start."""
     message: str
-    """Message on its trouble or its end, for a person."""
+    """Message on its trouble or its end, for people."""
     broken: bool
-    """The kubelet says that one of its devices is unhealthy (Kubernetes' feature ResourceHealthStatus)."""
+    """The kubelet reports one of its devices as unhealthy (Kubernetes' feature ResourceHealthStatus)."""
     ready: bool
-    """The readiness probe of the container that trains, if it has one, succeeds."""
+    """The readiness probe of the training container, if any, succeeds."""
     refused: bool
-    """It waits for what may come or not. A node that cannot start it is another matter (`stuck_since`), and a volume
-    may take minutes until it is mounted."""
+    """It waits for something that may never come. This excludes a node that cannot start it (`stuck_since`), and a
+    volume, which may take minutes to mount."""
     prepared: bool | None
-    """Its node has mounted its volumes and made its network and sandbox (condition PodReadyToStartContainers); None: it
-    does not say."""
+    """Its node has mounted its volumes and made its network and sandbox (condition PodReadyToStartContainers); None:
+    unknown."""
 
 
 def read_status(spec: Raw, status: Raw, trainer_name: str) -> PodStatus:
-    """Return how a pod of `spec` fares whose container `trainer_name` trains. Never raises."""
+    """Return the state of a pod of `spec` with the training container `trainer_name`. Never raises."""
     phase = text(status, "phase") or "Pending"
     trainer, others = _containers(status, trainer_name)
     waits = [state for entry in (*trainer, *others) if (state := mapping(entry, "state", "waiting"))]
@@ -114,7 +114,7 @@ def read_status(spec: Raw, status: Raw, trainer_name: str) -> PodStatus:
     ended = phase in ("Succeeded", "Failed")
     code, overran = _exit_code(trainer, ends if ended else ()), _overran(status)
     done = ended or code is not None
-    said = [state for state in own if "exitCode" in state] or ends  # side-cars end in their own ways
+    said = [state for state in own if "exitCode" in state] or ends  # the ends of side-cars do not matter
     trouble, message = (None, _end_message(status, said)) if done else _trouble(spec, status, waits)
     broken = any(map(_has_unhealthy_device, (*trainer, *others)))
     if failed_by_device := broken and code not in (None, 0):
@@ -127,7 +127,7 @@ def read_status(spec: Raw, status: Raw, trainer_name: str) -> PodStatus:
         disrupted=not overran and (_is_disrupted(status, own) or failed_by_device),
         stuck_since=time(status, "startTime") if stuck else None,
         by_node=not overran and ((phase == "Failed" and _is_by_node(status, own, code)) or failed_by_device),
-        started_at=min((at for at in starts if at > 0), default=None),  # the kubelet's 1970: it could not be started
+        started_at=min((at for at in starts if at > 0), default=None),  # 1970 from the kubelet: could not be started
         finished_at=max((at for state in own or ends if (at := time(state, "finishedAt")) is not None), default=None),
         exit_code=code,
         trouble=trouble,
@@ -140,19 +140,19 @@ def read_status(spec: Raw, status: Raw, trainer_name: str) -> PodStatus:
 
 
 def wants_gpus(spec: Raw, status: Raw, resource: str) -> bool:
-    """Return whether more GPUs of `resource` on a node may let a pod start that has none; see `Pod.wants_gpus`."""
+    """Return whether more GPUs of `resource` on a node may let an unbound pod start; see `Pod.wants_gpus`."""
     if (text(spec, "schedulerName") or _DEFAULT_SCHEDULER) != _DEFAULT_SCHEDULER:
-        return False  # when and where another scheduler binds it is not known
+        return False  # another scheduler's choice of time and node is unknown
     refusal = _scheduler_refusal(status)
     missing = _NO_DEVICES if resource.startswith(DEVICE_CLASS) else f"Insufficient {resource}"
     return refusal is None or missing in refusal
 
 
 def barred_nodes(status: Raw) -> int:
-    """Return from how many nodes kube-scheduler last kept a pod for reasons that the planner does not know.
+    """Return the number of nodes that kube-scheduler last refused for a pod for reasons unknown to the planner.
 
-    They are affinity to other pods, topology spread, volumes, ports and the like. kube-scheduler names one plugin a
-    node, and most of these come after the one for GPUs: such nodes have GPUs for the pod.
+    They are affinity to other pods, topology spread, volumes, ports and the like. kube-scheduler names one plugin per
+    node, and most of these come after the one for GPUs, so such nodes have GPUs for the pod.
     """
     reasons = (_scheduler_refusal(status) or "").partition(" nodes are available: ")[2].partition(" preemption: ")[0]
     found = (re.fullmatch("([0-9]{1,6}) (.*)", each, re.DOTALL) for each in re.split(", (?=[0-9])", reasons))
@@ -160,7 +160,7 @@ def barred_nodes(status: Raw) -> int:
 
 
 def _containers(status: Raw, trainer_name: str) -> tuple[Sequence[Raw], Sequence[Raw]]:
-    """Return the statuses of the container that trains (one or none), and of the others."""
+    """Return the statuses of the training container (one or none), and of the others."""
     statuses = list(entries(status, "containerStatuses"))
     trainer = [entry for entry in statuses if text(entry, "name") == trainer_name][:1]
     others = [entry for entry in statuses if text(entry, "name") != trainer_name]
@@ -193,7 +193,7 @@ def _trouble(spec: Raw, status: Raw, waits: Iterable[Raw]) -> tuple[Reason | Non
 
 
 def _scheduler_refusal(status: Raw) -> str | None:
-    """Return why kube-scheduler found no node for the pod, None where it has found one or has not tried."""
+    """Return the reason for which kube-scheduler found no node; None where it has found one or has not tried."""
     for condition in entries(status, "conditions"):
         if text(condition, "type") == "PodScheduled" and text(condition, "reason") == "Unschedulable":
             return text(condition, "message")
@@ -227,7 +227,7 @@ def _end_message(status: Raw, ends: Iterable[Raw]) -> str:
     ends = list(ends)
     words = [text(status, "reason"), text(status, "message")]
     words += [reason for end in ends if (reason := text(end, "reason")) not in ("Completed", "Error")]
-    words += [cause_in(text(end, "message")) for end in ends]  # the end of its log, if it wrote nothing else
+    words += [cause_in(text(end, "message")) for end in ends]  # the end of its log, unless it wrote a message
     return ": ".join(word for word in words if word)[:MAX_MESSAGE]
 
 

@@ -1,4 +1,4 @@
-"""A pod as the API server holds it, reduced to what the scheduler reads, and what it takes of its node. Pure."""
+"""A pod of the API server, reduced to the scheduler's facts, and its load on its node. Pure."""
 
 from __future__ import annotations
 
@@ -38,49 +38,49 @@ class Pod(PodStatus):
     uid: str
     resource_version: str
     owner: JobRef | None
-    """The job whose worker it claims to be by its owner reference and its name; None for a foreign worker."""
+    """The job whose worker it claims to be, by its owner reference and its name; None for a foreign worker."""
     role: WorkerRole
     index: int
     attempt: int
     node: str | None
     gpus: int
     gpu_resource: str
-    """The resource of its GPUs; of several the first of the settings."""
+    """The resource of its GPUs; of several, the first in the settings."""
     place: str | None
-    """The planner's node that it is bound to."""
+    """The planner's node to which it is bound."""
     gpu_type: str | None
-    """The type that its node selector insists on."""
+    """The GPU type required by its node selector."""
     constraints: Constraints
-    """What it asks of a node, while it has none."""
+    """Its constraints on nodes, while it has none."""
     wants_gpus: bool
-    """More GPUs on a node may let it start; of a foreign one without a node. kube-scheduler's last answer decides: a
-    pod for which it has found no node, and not for lack of GPUs, waits for something else."""
+    """For a foreign pod without a node: more GPUs on a node may let it start. kube-scheduler's last answer decides: a
+    pod without a node for reasons other than a lack of GPUs waits for something else."""
     barred_nodes: int
-    """Nodes that kube-scheduler refuses for it for reasons that the planner does not know; of a foreign one that wants
-    GPUs."""
+    """For a foreign pod that wants GPUs: number of nodes that kube-scheduler refuses for reasons unknown to the
+    planner."""
     pinned_to: str | None
-    """The planner's node that is the only one that it may be bound to; of a worker."""
+    """For a worker: the only node of the planner to which it may be bound."""
     gated: bool
-    """It has scheduling gates: it does not want a node yet."""
+    """It has scheduling gates and does not want a node yet."""
     deleting: bool
     leaves_at: float | None
-    """When its grace period ends, if it is being deleted."""
+    """End of its grace period, if it is being deleted."""
     grace_seconds: float
-    """That grace period."""
+    """Length of that grace period."""
     patience: float
-    """Seconds for which it stays bound to a node that does not report, infinite for ever."""
+    """Seconds for which it stays bound to a node that does not report; infinite for no limit."""
     announced: tuple[int, str | None, float | None, bool] | None
-    """Generation, stop, time budget and waiting of the allocation annotation."""
+    """(Generation, stop, time budget, whether it waits) of the allocation annotation."""
     device_claims: tuple[str, ...] = ()
-    """Keys of the ResourceClaims that were made for it and whose devices are among its GPUs."""
+    """Keys of the ResourceClaims made for it whose devices are among its GPUs."""
     address: str = ""
-    """Its own address; empty if it has none, or that of its node."""
+    """Its own address; empty if it has none, or shares its node's."""
     container: str = ""
-    """Name of its container that trains."""
+    """Name of its training container."""
     ended_first: bool = False
     """Its worker was seen to have ended before it was deleted."""
     gone: bool = False
-    """It was deleted after its worker had ended, and is kept until that end is recorded (`PodIndex`)."""
+    """It was deleted after its worker had ended, and is kept until the end is recorded (`PodIndex`)."""
 
     @property
     def key(self) -> str:
@@ -89,7 +89,7 @@ class Pod(PodStatus):
 
     @property
     def ended(self) -> bool:
-        """Whether all its containers have ended for good: it holds no GPUs any more."""
+        """Whether all its containers have ended for good, so that it holds no GPUs."""
         return self.gone or self.phase in ("Succeeded", "Failed")
 
     @property
@@ -99,7 +99,7 @@ class Pod(PodStatus):
 
     @property
     def awaits_node(self) -> bool:
-        """Whether its node is still to mount its volumes, or to make its sandbox, and does not say what is amiss."""
+        """Whether its node has not yet mounted its volumes or made its sandbox, without reporting a cause."""
         waits = self.node is not None and not (self.prepared or self.trouble or self.done or self.deleting)
         return waits and self.started_at is None
 
@@ -111,7 +111,7 @@ def concerns_gpus(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> bo
 
 
 def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
-    """Return the facts of a pod. Never raises: a field that is missing or strange counts as absent.
+    """Return the facts of a pod. Never raises: a missing or malformed field counts as absent.
 
     `claimed` are devices that count as its GPUs, by resource.
     """
@@ -169,7 +169,7 @@ def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
 
 
 def worker_of(raw: Raw) -> tuple[JobRef | None, tuple[WorkerRole, int, int]]:
-    """Return the job that a pod claims as its own, None if none, and which of its workers it is by its name."""
+    """Return the job that a pod claims (None if none), and by its name the role, index and attempt of the worker."""
     owner = owner_of(raw)
     worker = None if owner is None else names.worker_of(owner.name, text(raw, "metadata", "name"))
     return (None, (WorkerRole.FOREIGN, 0, 0)) if worker is None else (owner, worker)
@@ -178,7 +178,7 @@ def worker_of(raw: Raw) -> tuple[JobRef | None, tuple[WorkerRole, int, int]]:
 def _claims(raw: Raw, *, own: bool) -> Iterator[str]:
     """Yield the names of the ResourceClaims of a pod whose devices are among its GPUs.
 
-    Those of others' pods are counted where their devices are: pods may share them.
+    Claims of foreign pods are counted at their devices, as pods may share them.
     """
     if own:
         yield from generated_for(raw).values()
@@ -190,7 +190,7 @@ def _announced(metadata: Raw) -> tuple[int, str | None, float | None, bool] | No
     try:
         document = json.loads(text(metadata, "annotations", ALLOCATION_ANNOTATION))
     except (ValueError, RecursionError):
-        return None  # somebody changed it; it is written again
+        return None  # another client has changed it, so it is written again
     generation, budget = whole(document, "allocation", "generation"), mapping(document, "timeBudget")
     seconds = budget.get("budgetSeconds")
     known = seconds if isinstance(seconds, int | float) else None
@@ -205,19 +205,16 @@ def _address(status: Raw) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a pod takes of its node, GPUs excluded."""
+    """A pod's load on its node, GPUs excluded."""
 
     node: str
     requests: Amounts
     owner: JobRef | None
-    """As of `Pod`."""
+    """As in `Pod`."""
 
 
 def parse_load(raw: Raw, settings: KubeSettings) -> Load | None:
-    """Return what a pod takes of its node; None where it takes nothing any more, or has no node yet.
-
-    Devices that it claims are not part of that.
-    """
+    """Return a pod's load on its node, without claimed devices; None where it has ended, or has no node yet."""
     spec = mapping(raw, "spec")
     node = text(spec, "nodeName")
     if not node or text(raw, "status", "phase") in ("Succeeded", "Failed"):
@@ -228,5 +225,5 @@ def parse_load(raw: Raw, settings: KubeSettings) -> Load | None:
 
 @lru_cache(maxsize=4096)
 def _shared(requests: Amounts) -> Amounts:
-    """Return `requests`, the same tuple for equal ones: pods by the ten thousand request one of few things."""
+    """Return `requests`, as the same tuple for equal ones: tens of thousands of pods have few different requests."""
     return requests

@@ -1,4 +1,4 @@
-"""Queues as the API server has them: read for the planner, and their status for people. Pure."""
+"""Queues of the API server: read for the planner, with statuses for people. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INVALID = "its specification cannot be read, so it takes no jobs with GPUs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueObject:
-    """A queue's object, read."""
+    """A parsed queue object."""
 
     queue: QueueLimits
     uid: str
@@ -34,7 +34,7 @@ class QueueObject:
     """Its `metadata.resourceVersion`."""
     is_valid: bool
     status: QueueStatus | None
-    """As it was written last, by whomever; None: never, or nobody can read it."""
+    """The last written status, by any client; None: never written, or unreadable."""
 
 
 def parse_queue_object(raw: Raw) -> QueueObject:
@@ -56,7 +56,7 @@ def parse_queue_object(raw: Raw) -> QueueObject:
 
 
 def _parsed(raw: Raw) -> tuple[QueueLimits, bool]:
-    """Return a queue, and whether it can be read: one that cannot takes no jobs with GPUs."""
+    """Return a queue, and whether it is valid; an invalid one admits no jobs with GPUs."""
     body = {key: value for key, value in raw.items() if key != "status"}
     try:
         spec = QueueManifest.model_validate_json(json.dumps(body), strict=True).spec
@@ -79,7 +79,7 @@ def _parsed(raw: Raw) -> tuple[QueueLimits, bool]:
 def statuses(
     queues: Iterable[QueueObject], snapshot: Snapshot, plan: Plan, before: Mapping[str, QueueStatus], now: datetime
 ) -> dict[str, QueueStatus]:
-    """Return the status of each queue by name, after `plan`; times of `before` stay where nothing has changed."""
+    """Return the status of each queue after `plan`, by name; unchanged conditions keep the times of `before`."""
     admitted, pending, exhausted, held = (Counter[str]() for _ in range(4))
     for job in snapshot.jobs:
         name = job.terms.queue

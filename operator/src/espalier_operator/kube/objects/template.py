@@ -1,7 +1,7 @@
-"""Changes a pod template's spec in place: adds what a worker needs, and keeps the user's fields where possible.
+"""Changes a pod template's spec in place for a worker, keeping the user's fields where possible.
 
-The API server validates most of a template only when a pod is created from it. So call `problems` first: a template
-without problems can be changed here.
+The API server validates most of a template only when a pod is created from it. So call `problems` first: only a
+template without problems can be changed here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from espalier_operator.kube.reading import entries, mapping
 Manifest = dict[str, Any]
 
 NODE_FIELD: Final = "metadata.name"
-"""The field of nodes that required node affinity can name."""
+"""The node field that required node affinity can name."""
 _TERMS: Final = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
 _SHAPES: Final[Mapping[str, type]] = {
     **{f"spec.{_TERMS.rsplit('.', parts)[0]}": dict for parts in (3, 2, 1)},
@@ -30,11 +30,11 @@ _SHAPES: Final[Mapping[str, type]] = {
     "spec.serviceAccount": str,
     "spec.containers.*.env.*.name": str,
 }
-"""What fields that are changed here must be, as far as the model of a template does not say; `*` is each item."""
+"""Types of the fields changed here that the model of a template leaves open; `*` is each item."""
 
 
 def problems(template: Manifest) -> Iterator[str]:
-    """Yield what is wrong with the shape of a pod template, field by field."""
+    """Yield the problems in the shape of a pod template, field by field."""
     for path, kind in _SHAPES.items():
         for place, value in _items(template, path.split(".")):
             if not isinstance(value, kind):
@@ -44,7 +44,7 @@ def problems(template: Manifest) -> Iterator[str]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a copy of plain JSON without nulls in mappings, which mean the same as nothing."""
+    """Return a copy of plain JSON without nulls in mappings, which mean the same as absent fields."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
@@ -55,7 +55,7 @@ def without_nulls(value: Any) -> Any:
 def set_variables(container: Manifest, contract: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Set environment variables (texts, or mappings for `valueFrom`); the template's may refer to them.
 
-    Those of `contract` replace the template's of the same name, those of `defaults` give way to them.
+    Variables of `contract` replace the template's of the same name, variables of `defaults` do not.
     """
     given = [entry for entry in container.get("env") or () if entry.get("name") not in contract]
     taken = {entry.get("name") for entry in given}
@@ -71,9 +71,8 @@ def mount(
 ) -> None:
     """Mount a volume of ours at `path` of the container, unless the template mounts one there.
 
-    That is a mount at `path` or above it: one of ours there would hide, say, a folder of the person's volume. A volume
-    of the template's that is called `name` is taken instead of `source`. A `reserved` path is always ours, and
-    read-only.
+    A template's mount at `path` or above it counts, as ours would hide a folder of the user's volume. A volume of the
+    template named `name` is used instead of `source`. A `reserved` path is always ours, and read-only.
     """
     mounts, volumes = container.setdefault("volumeMounts", []), spec.setdefault("volumes", [])
     if reserved:
@@ -87,7 +86,7 @@ def mount(
 
 
 def absolute(path: str) -> str:
-    """Return `path` as the kubelet understands it: relative ones begin at the root."""
+    """Return `path` as interpreted by the kubelet: relative paths begin at the root."""
     return posixpath.normpath("/" + path.lstrip("/"))
 
 
@@ -95,7 +94,7 @@ def require_label_empty(spec: Manifest, label: str) -> None:
     """Keep the pod on nodes whose `label` is absent or empty, whatever else its affinity asks for."""
     demands = {"key": label, "operator": "DoesNotExist"}, {"key": label, "operator": "In", "values": [""]}
     terms = _terms(spec)
-    # No requirement says "or", but terms do.
+    # Requirements cannot be alternatives, but terms are.
     terms[:] = [_demanding(copy.deepcopy(term), "matchExpressions", demand) for term in terms for demand in demands]
 
 
@@ -108,13 +107,13 @@ def refuse_label(spec: Manifest, sign: str) -> None:
 
 
 def require_node(spec: Manifest, node: str) -> None:
-    """Let the pod be bound to `node` only, if its affinity admits that."""
+    """Allow the pod to be bound only to `node`, if its affinity admits that."""
     for term in _terms(spec):
         _demanding(term, "matchFields", {"key": NODE_FIELD, "operator": "In", "values": [node]})
 
 
 def prefer_others(spec: Manifest, node: str) -> None:
-    """Let kube-scheduler prefer other nodes than `node`, as far as its weights decide."""
+    """Make kube-scheduler prefer nodes other than `node`, as far as its weights decide."""
     found = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     others: list[Manifest] = found.setdefault("preferredDuringSchedulingIgnoredDuringExecution", [])
     term = _demanding({}, "matchFields", {"key": NODE_FIELD, "operator": "NotIn", "values": [node]})
@@ -131,7 +130,7 @@ def required_node(spec: Mapping[str, Any]) -> str | None:
 
 
 def _terms(spec: Manifest) -> list[Manifest]:
-    """Return the terms of which a node has to match one, at least one: each gets a demand on the node."""
+    """Return the terms of which a node must match one, at least one term, so that each can get a further demand."""
     node = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     selector = node.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     terms: list[Manifest] = selector.setdefault("nodeSelectorTerms", [])
@@ -146,7 +145,7 @@ def _demanding(term: Manifest, kind: str, demand: Manifest) -> Manifest:
 
 
 def _items(value: Any, path: Sequence[str], place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what there is at `path`, with its place in words."""
+    """Yield the values at `path`, each with its place in words."""
     if not path:
         yield place, value
         return

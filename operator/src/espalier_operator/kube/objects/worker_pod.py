@@ -1,4 +1,4 @@
-"""Builds the pod of a worker: the job's template, and what makes it a worker. No client, no clock, no environment."""
+"""Builds the pod of a worker from the job's template. No client, no clock, no environment."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
 from espalier_operator.model import WorkerRole, host_of
 
 CONTRACT_FOLDER: Final = "/etc/espalier"
-"""Where a worker finds its job and its allocation: files that the kubelet writes from the pod's annotations."""
+"""Folder of a worker's job and allocation, which the kubelet writes from the pod's annotations."""
 JOB_FILE: Final = f"{CONTRACT_FOLDER}/job.json"
 ALLOCATION_FILE: Final = f"{CONTRACT_FOLDER}/allocation.json"
 TOKEN_FOLDER: Final = "/var/run/secrets/espalier.dev/agent"
-"""Where the leader finds the token that proves its job to the agent."""
+"""Folder of the token by which the leader proves its job to the agent."""
 DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
-"""The annotation by which `kubectl logs` and `kubectl exec` choose among the containers of a pod."""
+"""The annotation by which `kubectl logs` and `kubectl exec` choose a container of a pod."""
 STAYS: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
-"""What tells cluster-autoscaler and Karpenter to leave a node to a pod: one that gives nothing back."""
+"""Annotations that keep cluster-autoscaler and Karpenter from removing the node of a pod that gives nothing back."""
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
-"""The annotation by which others may tell which pods of a job are the cheapest to lose."""
+"""The annotation by which other controllers may choose the cheapest pods of a job to delete."""
 METRICS: Final = "metrics"
 """Name of the port on which the leader is scraped."""
 KEY_FOLDER: Final = "/var/run/secrets/espalier.dev/workers"
-"""Where workers that train together find the key of their job."""
+"""Folder of the key of a job whose workers train together."""
 STATUS_FOLDER: Final = "/var/run/secrets/espalier.dev/status"
-"""Where the leader of a program finds the token with which it posts its progress."""
+"""Folder of the token with which the leader of a program posts its progress."""
 POSTS_AUDIENCE: Final = "espalier-progress"
-"""First part of the audience of that token, as `AUDIENCE` of the agent's."""
+"""First part of the audience of that token, like `AUDIENCE` for the agent's."""
 STATUS_ROUTE: Final = "/namespaces/{namespace}/jobs/{name}/status"
-"""Where it posts that, at the operator."""
+"""The operator's route for these posts."""
 _STATUS_VOLUME: Final = "espalier-status-token"
 _CONTRACT_VOLUME: Final = "espalier-contract"
 _KEY_VOLUME: Final = "espalier-workers-key"
@@ -76,13 +76,12 @@ def worker_pod(
     gpu_type: str | None = None,
     node: str | None = None,
 ) -> Manifest:
-    """Return the pod of a worker: the job's template, and what makes it a worker of this job.
+    """Return the pod of a worker, from the job's template.
 
-    What the template has stays; the first container is the one that trains. Reserved are the fields that a worker
-    cannot do without: restart policy, host name, the contract's folder and variables, our labels and annotations. The
-    ready trainer image (a template without image) also gets the settings of restricted pod security. `gpu_type` keeps
-    the pod on nodes of that type, '' on those that have none; None: on any. `node` is the only one that it may be
-    bound to.
+    The template's fields stay; the first container trains. Fields that a worker needs are reserved: restart policy,
+    host name, the contract's folder and variables, our labels and annotations. The ready trainer image (a template
+    without image) also gets the settings of restricted pod security. `gpu_type` keeps the pod on nodes of that type, ''
+    on nodes without one; None: on any. `node` is the only one to which it may be bound.
     """
     spec = trainer_spec(job, settings)
     container = spec["containers"][0]
@@ -98,7 +97,7 @@ def worker_pod(
     _set_class(spec, job, worker, settings)
     label = None if gpu_type is None else nodes.label_of(gpu_type)
     requested = settings.labels_of(status.scheduling.node_group) if worker is WorkerRole.BASE else {}
-    if requested:  # an autoscaler may not know the label of the type before there is a node
+    if requested:  # an autoscaler may not know the type's label before a node exists
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **requested}
     elif label:
         spec.setdefault("nodeSelector", {})[settings.gpu_type_label] = label
@@ -106,7 +105,7 @@ def worker_pod(
         require_label_empty(spec, settings.gpu_type_label)
     if node is not None:
         require_node(spec, host_of(node))
-    else:  # kube-scheduler heeds no label that says that a node is about to go
+    else:  # kube-scheduler ignores labels of nodes that are about to go
         for sign in settings.departing_nodes:
             refuse_label(spec, sign)
         for avoided in status.scheduling.avoided_nodes:
@@ -152,7 +151,7 @@ def worker_pod(
 
 
 def trainer_spec(job: KubeJob, settings: KubeSettings) -> Manifest:
-    """Return what the template asks for, completed as far as nodes and quotas are concerned."""
+    """Return the template's spec, completed for nodes and quotas."""
     spec = pod_spec(job)
     if not spec["containers"][0].get("image"):
         _make_ready_trainer(spec, given_spec(job), settings, job.terms.gpu_resource)
@@ -163,7 +162,7 @@ def trainer_spec(job: KubeJob, settings: KubeSettings) -> Manifest:
 
 
 def _deletion_cost(worker: WorkerRole, index: int) -> int:
-    """Return more for the leader than for other base workers, and less for extra workers, the last ones the least."""
+    """Return the deletion cost: highest for the leader, then other base workers, lowest for the last extra worker."""
     if worker is WorkerRole.EXTRA:
         return -1 - index
     return 1000 if index == 0 else 100
@@ -192,7 +191,7 @@ def _make_ready_trainer(spec: Manifest, given: Manifest, settings: KubeSettings,
 
 
 def _secure(target: Manifest, given: Manifest, defaults: Manifest) -> None:
-    """Complete a securityContext; null in that of the template, `given`, leaves a field to the platform."""
+    """Complete a securityContext; a null in the template's, `given`, leaves a field to the platform."""
     known = given.get("securityContext") or {}
     missing = {key: value for key, value in defaults.items() if key not in known}
     target["securityContext"] = {**(target.get("securityContext") or {}), **missing}
@@ -210,7 +209,7 @@ def _set_class(spec: Manifest, job: KubeJob, worker: WorkerRole, settings: KubeS
         spec.pop("preemptionPolicy", None)  # the class has its own
     if name is not None:
         spec["priorityClassName"] = name
-        spec.pop("priority", None)  # admission derives it from the class, and refuses another
+        spec.pop("priority", None)  # admission derives it from the class, and refuses any other
 
 
 def _set_environment(
@@ -252,7 +251,7 @@ def _set_environment(
 
 
 def _name_metrics_port(spec: Manifest, container: Manifest) -> None:
-    """Name the port of the leader's metrics, unless the template has that name or number, or the host's ports."""
+    """Add the named port of the leader's metrics, unless the template uses its name or number, or the host's ports."""
     ports = container.get("ports", [])
     if spec.get("hostNetwork") or not isinstance(ports, list):
         return
@@ -264,7 +263,7 @@ def _name_metrics_port(spec: Manifest, container: Manifest) -> None:
 
 
 def _reports_outcome(job: KubeJob, worker: WorkerRole, index: int, settings: KubeSettings) -> bool:
-    """Return whether the worker reports to an agent how the job ended: it is the leader, and there is an agent."""
+    """Return whether the worker reports the job's end to an agent: it is the leader, and there is an agent."""
     if (worker, index) != (WorkerRole.BASE, 0) or job.terms.program:
         return False
     return job.job.spec.adaptation.agent_url(settings.agent_url) is not None
@@ -276,7 +275,7 @@ def _posts(job: KubeJob, worker: WorkerRole, index: int, settings: KubeSettings)
 
 
 def _token_volume(job: KubeJob, service: str) -> Manifest:
-    """Return a token that proves the job to one service: no other accepts its audience."""
+    """Return a volume with a token that proves the job to one service, as no other accepts its audience."""
     audience = JobIdentity(job.namespace, job.name, job.uid).audience_of(service)
     token = {"path": _TOKEN, "audience": audience, "expirationSeconds": TOKEN_SECONDS}
     return {"projected": {"sources": [{"serviceAccountToken": token}]}}

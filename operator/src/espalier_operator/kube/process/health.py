@@ -1,6 +1,6 @@
-"""What the operator serves over HTTP: its health and metrics, where programs post, and what the scheduler saw.
+"""The operator's HTTP servers: health, metrics, posts of programs, and the last snapshot.
 
-The snapshot names other people's jobs. So it is served on the loopback only, and reached by `kubectl port-forward`,
+The snapshot names other people's jobs. So it is served only on the loopback, and reached by `kubectl port-forward`,
 which needs a separate right at the API server.
 """
 
@@ -26,19 +26,19 @@ from espalier_operator.programs import MAX_POST_BYTES
 logger = logging.getLogger(__name__)
 
 ALIVE_SECONDS: Final = 90.0
-"""A scheduler whose last tick is older is stuck: it ticks every 30 s though nothing happens."""
+"""Maximum age of the last tick; an older one means a stuck scheduler, as it ticks every 30 s in any case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen."""
+    """An address to listen on."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read `host:port`; `ValueError` with the remedy where it is none."""
+        """Parse `host:port`; raises `ValueError` with the remedy if it is invalid."""
         host, colon, port = text.rpartition(":")
         if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535:
             raise ValueError(f"{text!r} is not an address; write HOST:PORT, as in 0.0.0.0:8080")
@@ -55,12 +55,12 @@ class Address:
 
 @dataclass(slots=True)
 class Heartbeats:
-    """Where the signs of life come from. Ages are wall seconds, None where there was no sign yet."""
+    """Sources of the signs of life. Ages are wall seconds, None where there was no sign yet."""
 
     age: Callable[[], float | None]
-    """Since the last sign of life."""
+    """Returns the age of the last sign of life."""
     waits_for: Callable[[], str | None] = lambda: None
-    """Who acts instead of this one, None where this one acts."""
+    """Returns the operator that acts instead of this one; None where this one acts."""
     snapshot: Callable[[], Snapshot | None] = lambda: None
     metrics: Callable[[], Awaitable[bytes]] | None = None
 
@@ -69,7 +69,7 @@ class Heartbeats:
 async def serve_health(pulse: Heartbeats, public: Address | None, private: Address | None) -> AsyncIterator[None]:
     """Serve `/healthz`, `/readyz` and `/metrics` on `public`, `/snapshot` on `private`.
 
-    `OSError` if it cannot listen on an address.
+    Raises `OSError` if it cannot listen on an address.
     """
     runners: list[web.AppRunner] = []
     everybody = {
@@ -95,9 +95,9 @@ async def serve_health(pulse: Heartbeats, public: Address | None, private: Addre
 
 @asynccontextmanager
 async def serve_posts(url: str, posts: Callable[[], Posts | None]) -> AsyncIterator[None]:
-    """Listen on the port of `url`: on all addresses, or on the loopback where it names that. Raises `OSError`.
+    """Listen on the port of `url`: on all addresses, or on the loopback if it names that. Raises `OSError`.
 
-    503 is answered while `posts` returns None.
+    The answer is 503 while `posts` returns None.
     """
     parts = urlsplit(url)
     port, host = parts.port or 80, parts.hostname or ""
@@ -152,7 +152,7 @@ def _healthz(pulse: Heartbeats) -> web.Response:
 
 
 def _readyz(pulse: Heartbeats) -> web.Response:
-    """Answer as `_healthz`, and 503 while the operator that acts has not planned yet: it has not seen everything."""
+    """Answer like `_healthz`, but 503 while the acting operator has not planned yet."""
     health = _healthz(pulse)
     if health.status == 200 and pulse.waits_for() is None and pulse.snapshot() is None:
         return web.Response(status=503, text="nothing was planned yet\n")

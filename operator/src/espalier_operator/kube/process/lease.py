@@ -1,4 +1,4 @@
-"""One operator acts at a time: the holder of a Lease. `kubernetes.aio.leaderelection` does the electing.
+"""Election of the one operator that acts, the holder of a Lease, by `kubernetes.aio.leaderelection`.
 
 Added here: requests have deadlines, and a failed request counts as an answer; the holder stops before another operator
 may start; an operator that ends normally releases the Lease, so that its successor need not wait; and the holder leaves
@@ -32,17 +32,17 @@ T = TypeVar("T")
 LEASE_SECONDS: Final = 15
 SHORTEST_LEASE_SECONDS: Final = 3
 NOTE_SECONDS: Final = 30.0
-"""Interval at which notes are written, with a renewal. They are also written when the Lease is released."""
+"""Interval at which notes are written with a renewal. They are also written at the release of the Lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTimes:
-    """In seconds."""
+    """Times of the election, in seconds."""
 
     duration: int
-    """How long others wait since the last renewal that they saw."""
+    """Wait of other operators after the last renewal that they saw."""
     renewal: float
-    """How long the holder continues without a renewal."""
+    """Time for which the holder continues without a renewal."""
     retry: float
     """Interval of attempts."""
     request: float = 2.0
@@ -50,22 +50,22 @@ class LeaseTimes:
 
     @classmethod
     def of(cls, duration: int) -> LeaseTimes:
-        """Return the times that go with `duration`, in the proportions of Kubernetes' own controllers (15, 10, 2)."""
+        """Return the times for `duration`, in the proportions of Kubernetes' own controllers (15, 10, 2)."""
         return cls(duration=duration, renewal=duration * 10 / 15, retry=max(1.0, duration * 2 / 15))
 
 
 class LeaseLostError(Exception):
-    """The Lease could not be renewed in time, or somebody else has it: this operator must not act any more."""
+    """The Lease could not be renewed in time, or another operator has it, so that this one must stop acting."""
 
 
 class Lease:
     """This operator's part in the election."""
 
     def __init__(self, api: ApiClient, namespace: str, name: str, identity: str, seconds: int = LEASE_SECONDS) -> None:
-        """Sends nothing yet; no other process may have this `identity`."""
+        """Take the parts without sending a request; no other process may have this `identity`."""
         self._times = LeaseTimes.of(seconds)
         self._lock = _Lock(name, namespace, identity, api, self._times.request, self._times.duration)
-        # The callbacks are not used: `hold` drives the election itself, for it has to know how the work ended.
+        # The callbacks are not used: `hold` drives the election itself, as it must know how the work ended.
         never = asyncio.sleep
         self._election = LeaderElection(
             Config(self._lock, self._times.duration, self._times.renewal, self._times.retry, never, never)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ class Lease:
 
     @property
     def holder(self) -> str | None:
-        """The holder that was last seen."""
+        """The last seen holder."""
         record = self._election.observed_record
         return None if record is None else record.holder_identity
 
@@ -84,17 +84,17 @@ class Lease:
 
     @property
     def tried_at(self) -> float | None:
-        """When the Lease was last read, `time.monotonic`; None before that."""
+        """Time of the last read of the Lease, by `time.monotonic`; None before the first."""
         return self._lock.tried_at
 
     def note(self, annotation: str) -> str | None:
-        """Return a note as it was last read."""
+        """Return a note as last read."""
         reference = self._lock.lease_reference
         metadata = None if reference is None else reference.metadata
         return None if metadata is None else (metadata.annotations or {}).get(annotation)
 
     def keep_notes(self, notes: Mapping[str, Callable[[], str]]) -> None:
-        """Write from now on what these functions return, by annotation."""
+        """Write the results of these functions from now on, by annotation."""
         self._lock.notes = notes
 
     async def acquire(self) -> None:
@@ -104,7 +104,7 @@ class Lease:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[asyncio.Task[None]]:
-        """Hold the Lease that was acquired, and release it; the task that is given ends when it is lost."""
+        """Hold the acquired Lease, and release it at the end; the yielded task ends when it is lost."""
         keeping = asyncio.create_task(self._keep(), name="lease")
         try:
             yield keeping
@@ -116,7 +116,7 @@ class Lease:
                 await self._release()
 
     async def _keep(self) -> None:
-        """Renew until that fails for too long."""
+        """Renew until renewals fail for too long."""
         renewing = asyncio.create_task(self._election.renew_loop())
         try:
             while not renewing.done():
@@ -128,21 +128,21 @@ class Lease:
             renewing.cancel()
             for error in await asyncio.gather(renewing, return_exceptions=True):
                 if isinstance(error, Exception):
-                    logger.error("renewing the lease ended by %s", type(error).__name__, exc_info=error)
+                    logger.error("renewal of the lease ended with %s", type(error).__name__, exc_info=error)
 
     async def _release(self) -> None:
-        """Release the Lease: another operator may take it at once."""
+        """Release the Lease, so that another operator may take it at once."""
         if await self._lock.release():
             logger.info("the lease %s/%s is released", self._lock.namespace, self._lock.name)
         else:
-            logger.warning("the lease could not be released: other operators wait %g s for it", self._times.duration)
+            logger.warning("cannot release the lease; other operators wait %g s for it", self._times.duration)
 
 
 class _Lock(LeaseLock):
-    """A LeaseLock whose requests have a deadline, and which fails by saying so.
+    """A LeaseLock whose requests have a deadline, and which reports its failures.
 
     It is not taken from a holder that renewed it within `duration` by a clock that does not jump: the library counts by
-    the time of day, so that a machine whose clock is put forward would become the second that acts.
+    the time of day, so that a machine whose clock was set forward would become a second acting operator.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class _Lock(LeaseLock):
         super().__init__(name, namespace, identity, api)
         self._seconds, self._duration = seconds, duration
         self._seen: tuple[str | None, str | None] = None, None
-        """Holder and time of renewal that were read last."""
+        """Holder and time of renewal as last read."""
         self._seen_at = 0.0
         self.tried_at: float | None = None
         self.renewed_at = 0.0
@@ -169,7 +169,7 @@ class _Lock(LeaseLock):
         return found, record
 
     async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
-        # Not the base's: it asks for pretty=True, which the client's own validation refuses (kubernetes 37.0.2).
+        # Not the base's, which requests pretty=True, refused by the client's own validation (kubernetes 37.0.2).
         asked_at = time.monotonic()
         lease = V1Lease(metadata=V1ObjectMeta(name=name), spec=self.update_lease(election_record))
         created = await self._within(self.api_instance.create_namespaced_lease(namespace, lease), None)
@@ -181,7 +181,7 @@ class _Lock(LeaseLock):
         asked_at = time.monotonic()
         holder, _ = self._seen
         if holder and holder != self.identity and asked_at < self._seen_at + self._duration:
-            logger.warning("the clock was put forward: the lease of %s has not run out, and is not taken", holder)
+            logger.warning("the clock was set forward: the lease of %s has not expired and is not taken", holder)
             return False
         if self._noted_at is None or asked_at >= self._noted_at + NOTE_SECONDS:
             self._add_notes(asked_at)
@@ -190,7 +190,7 @@ class _Lock(LeaseLock):
         return done
 
     async def release(self) -> bool:
-        """Write that nobody holds the Lease, if it is still ours; return whether that was done."""
+        """Clear the holder of the Lease, if it is still ours; return whether it was cleared."""
         found, record = await self.get(self.name, self.namespace)
         lease = self.lease_reference
         if not found or record.holder_identity != self.identity or lease is None or lease.spec is None:
@@ -212,5 +212,5 @@ class _Lock(LeaseLock):
             async with asyncio.timeout(self._seconds):
                 return await request
         except (TimeoutError, aiohttp.ClientError, OSError, ApiException) as error:
-            logger.warning("the lease %s/%s: %s: %s", self.namespace, self.name, type(error).__name__, error)
+            logger.warning("lease %s/%s: %s: %s", self.namespace, self.name, type(error).__name__, error)
             return otherwise

@@ -1,4 +1,4 @@
-"""The command: `python -m espalier_operator`, and its log on stderr: lines for people, or JSON for collectors."""
+"""The command `python -m espalier_operator`, and its log on stderr: lines for people, or JSON for collectors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
     except ValueError as error:
         raise click.BadParameter(str(error), context, parameter) from error
     if parameter.name == "snapshot_http" and address is not None and not address.is_loopback:
-        problem = f"{value!r} is reached from outside, and a snapshot names everybody's jobs; give 127.0.0.1:PORT"
+        problem = f"{value!r} is reachable from outside, and a snapshot names everybody's jobs; give 127.0.0.1:PORT"
         raise click.BadParameter(problem, context, parameter)
     return address
 
@@ -137,7 +137,7 @@ def main(log_level: str, log_format: str, **given: Any) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record: time, level, logger, message, and the traceback of an error."""
+    """One JSON object per record: time, level, logger, message, and the traceback of an error."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -153,7 +153,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logs(level: str, style: str) -> None:
-    """Log everything of `level` and above in `style`; of kopf and libraries what matters to who runs an operator."""
+    """Log everything of `level` and above in `style`; from kopf and libraries, only messages for administrators."""
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if style == JSON else text)

@@ -1,4 +1,4 @@
-"""The operator's parts put together: one API server, one store, one loop."""
+"""Assembly of the operator: one API server, one store, one loop."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from espalier_operator.policies.memory import PolicyMemory, RecentUse
 from espalier_operator.policies.settings import configured
 
 FLUSH_SECONDS = 5.0
-"""How long an operator may still write after it was stopped."""
+"""Seconds for which an operator may still write after it was stopped."""
 
 
 class Operator:
-    """One operator that acts. `run` ends by an error or when it is cancelled; `stop` lets it finish its writes."""
+    """One acting operator. `run` ends by an error or when it is cancelled; `stop` lets it finish its writes."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class Operator:
         policy_memory: str | None = None,
         audit: AuditLog | None = None,
     ) -> None:
-        """Nothing is read or written before `run`. `configuration` is the one of `client`; kopf gets the same.
+        """Take the parts; nothing is read or written before `run`. `client` and kopf use the same `configuration`.
 
-        `all_known` is called once, when everything was listed for the first time. `recent_use` is the text of what the
-        last operator counted, `policy_memory` that of what its policy remembers.
+        `all_known` is called once, after the first complete list. `recent_use` is the text of the last operator's
+        counts, `policy_memory` the text of its policy's memory.
         """
         clock = WallClock()
         rules = rules or settings.rules
@@ -100,15 +100,15 @@ class Operator:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """What the last plan was made by; None before the first."""
+        """The snapshot of the last plan; None before the first."""
         return self.backend.snapshot
 
     def recent_use_note(self) -> str:
-        """Return what was counted up to now, for the next operator."""
+        """Return the recent use counted up to now, for the next operator."""
         return self.recent_use.to_json(self._clock.now())
 
     def stop(self) -> None:
-        """Let `run` finish what is being written, for at most `FLUSH_SECONDS`, and return."""
+        """Make `run` finish pending writes, for at most `FLUSH_SECONDS`, and return."""
         self._stop.set()
 
     async def run(self) -> None:

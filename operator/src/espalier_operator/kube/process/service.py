@@ -1,4 +1,4 @@
-"""The operator as a process: it waits for its Lease, acts, serves its health, and ends on a signal."""
+"""The operator's process: waits for its Lease, acts, serves its health, and ends on a signal."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from espalier_operator.model import Snapshot
 logger = logging.getLogger(__name__)
 
 SCRAPE_SECONDS: Final = 30.0
-"""How long a scrape over TLS may take; Prometheus waits ten seconds by default."""
+"""Maximum seconds of a scrape over TLS; Prometheus waits ten seconds by default."""
 _NEVER: Final = 2**31 - 1
 
 
 class Exit(IntEnum):
-    """Exit codes of the command; 2 is click's, for options that are not valid."""
+    """Exit codes of the command; 2 is click's, for invalid options."""
 
     ASKED = 0
     ERROR = 1
@@ -103,7 +103,7 @@ class _Service:
         self._settings, self._invocation = settings, invocation
         self._stop = asyncio.Event()
         self._since = time.monotonic()
-        """When it started to wait, or to act."""
+        """Time at which it started to wait, or to act."""
         self._metrics = OperatorMetrics()
         self._lease: Lease | None = None
         self._operator: Operator | None = None
@@ -111,7 +111,7 @@ class _Service:
         self._searching: list[asyncio.Task[None]] = []
 
     def catch_signals(self) -> None:
-        """Stop on a signal. kopf catches them too when it starts, so this is done once more after that."""
+        """Stop on a signal. kopf sets its own handlers when it starts, so this is repeated after that."""
         for each in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(each, self._stop.set)
 
@@ -224,7 +224,7 @@ class _Service:
                 store.reports.unread(),
                 operator.backend.shares,
             )
-        # The text of a thousand jobs takes longer than a tick.
+        # Making the text for a thousand jobs takes longer than a tick.
         return await asyncio.to_thread(self._metrics.text, leads=operator is not None)
 
     def _age(self) -> float | None:
@@ -247,15 +247,15 @@ class _Service:
 
 
 def identity() -> str:
-    """Return who this process is in the election: its pod, and something that no other process has."""
+    """Return this process's identity in the election: its pod, and a unique suffix."""
     return f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4()}"
 
 
 class GarbageSearch:
-    """Searches the whole heap for garbage instead of Python, which goes on to search among young objects.
+    """Collects garbage in the whole heap instead of Python, which still collects young objects.
 
-    A search stops the event loop. With 1,000 jobs one of everything takes a third of a second of CPU time, and Python
-    begins it at any moment. What a search has left over is not searched by the next ones, so they are short.
+    A collection stops the event loop. With 1,000 jobs a full one takes a third of a second of CPU time, and Python
+    begins it at any moment. Survivors of a collection are frozen and skipped by the next ones, so these are short.
     """
 
     def __init__(
@@ -267,15 +267,15 @@ class GarbageSearch:
         everything_every: float = 3600.0,
         look: float = 0.05,
     ) -> None:
-        """Search each `every` seconds, once `is_idle` is true or after `patience` more, looking each `look` seconds.
+        """Collect each `every` seconds, once `is_idle` is true (checked each `look` seconds) or after `patience` more.
 
-        Objects that were there at the last search are left out, except once in `everything_every` seconds.
+        Survivors of the last collection are left out, except once in `everything_every` seconds.
         """
         self._is_idle, self._every, self._patience = is_idle, every, patience
         self._everything_every, self._look = everything_every, look
 
     async def run(self) -> None:
-        """Search until cancelled. Then Python searches as before."""
+        """Collect until cancelled; then Python collects as before."""
         loop, thresholds = asyncio.get_running_loop(), gc.get_threshold()
         young, middle, _ = thresholds
         try:

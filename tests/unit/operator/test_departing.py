@@ -28,7 +28,7 @@ from espalier_operator.model import (
     WorkerRole,
     WorkerState,
 )
-from espalier_operator.model.actions import Admit, NoticeReclaim, Replace, Requeue, Stop
+from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Replace, Requeue, Stop
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 from operator_world import facts
@@ -280,3 +280,18 @@ def test_the_kubelet_tells_which_pod_has_a_gpu_that_has_failed() -> None:
     kept = sort_pods(job, state, pods)
     found = [(worker.name[-3:], worker.broken) for worker in workers_of_pods("ns/one", kept, state)]
     assert found == [("1-1", False), ("2-1", False), ("0-1", True)]
+
+
+def test_nothing_is_lent_on_a_node_that_an_autoscaler_finds_unneeded_and_base_workers_start_there() -> None:
+    raw = raw_node("idle", 2, "a")
+    taint = {"key": "DeletionCandidateOfClusterAutoscaler", "value": "1", "effect": "PreferNoSchedule"}
+    idle = parse_node({**raw, "spec": {"taints": [taint]}}, KubeSettings())
+    assert (idle.unneeded, idle.is_leaving, parse_node(raw, KubeSettings()).unneeded) == (True, False, False)
+    job = replace(trains("ns/one"), terms=JobTerms(min_replicas=1, max_replicas=3, time_budget_seconds=500.0))
+    waits = JobFacts(key="ns/new", terms=replace(job.terms, max_replicas=1), submitted_at=1.0)
+    seen = Snapshot(taken_at=NOW, nodes=(NEW, idle), workers=tuple(workers_of(job, "new")), jobs=(job,))
+    assert plan(seen, FairPolicy(), NOW).actions == ()
+    (started,) = plan(replace(seen, jobs=(job, waits)), FairPolicy(), NOW).actions
+    assert started == Admit(job="ns/new", gpu_type="a")
+    needed = plan(replace(seen, nodes=(NEW, replace(idle, unneeded=False))), FairPolicy(), NOW)
+    assert needed.actions == (GrantExtra(job="ns/one", extra=2),)

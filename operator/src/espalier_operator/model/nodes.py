@@ -62,6 +62,8 @@ class Node:
     departing: int = 0
     """Number of `allocatable` GPUs announced to go at `departs_at`; more if the node goes and all have failed."""
     departs_at: float | None = None
+    unneeded: bool = False
+    """An autoscaler will remove it, unless base workers or pods of others come: nothing is lent on it."""
     unhealthy: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Number of devices that it has but cannot allocate, by resource."""
     fell: tuple[tuple[float, int], ...] = ()

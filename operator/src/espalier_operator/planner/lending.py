@@ -91,7 +91,7 @@ class Lending:
 
         Nothing is reclaimed for a job that was granted workers in this cycle, as it would arrive during its cooldown.
         """
-        levels = self._cycle.places.levels(job, [job.gpu_type or ""])
+        levels = self._cycle.places.levels(job, [job.gpu_type or ""], WorkerRole.EXTRA)
         found = (self._supply_on(node_pool, job, extra, granted) for (node_pool,) in levels)
         return next(filter(None, found), Supply.NEVER)
 

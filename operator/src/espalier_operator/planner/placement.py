@@ -152,6 +152,9 @@ class Avoidance:
             self.asked.update(levels)
             if barred:
                 self._barred_until[job.key] = min(blame.barred_until for blame in barred)
+        self._unneeded = frozenset(node.host for node in snapshot.nodes if node.unneeded)
+        for job in snapshot.jobs if self._unneeded else ():
+            self.asked.update(self.levels(job, WorkerRole.EXTRA))
 
     def turning_points(self) -> Iterator[float]:
         """Yield the times at which a node is no longer avoided or barred; some are past."""
@@ -159,11 +162,14 @@ class Avoidance:
         for blame in (blame for job in self._snapshot.jobs if not job.finished for blame in job.blames):
             yield from (blame.avoided_until, blame.barred_until)
 
-    def levels(self, job: JobFacts) -> tuple[Constraints, ...]:
+    def levels(self, job: JobFacts, role: WorkerRole = WorkerRole.BASE) -> tuple[Constraints, ...]:
         """Return the constraints to try in order: without avoided nodes, without nodes that have refused the job's
         workers, and without barred ones only.
         """
-        return self._own.get(job.key, (job.terms.constraints,))
+        levels = self._own.get(job.key, (job.terms.constraints,))
+        if role is WorkerRole.EXTRA and self._unneeded:  # they would keep nodes that nobody needs
+            return tuple(_without(level, self._unneeded) for level in levels)
+        return levels
 
     def barred_until(self, job: JobFacts) -> float | None:
         """Return the end of the first bar on one of a job's nodes; None: none is barred."""
@@ -260,9 +266,11 @@ class WorkerPlacer:
             known = self._node_pools[job.key] = self._capacity.node_pool(job.gpu_type or "", job.terms.constraints)
         return known
 
-    def levels(self, job: JobFacts, gpu_types: Iterable[str]) -> Iterator[list[NodePool]]:
+    def levels(
+        self, job: JobFacts, gpu_types: Iterable[str], role: WorkerRole = WorkerRole.BASE
+    ) -> Iterator[list[NodePool]]:
         """Yield the node pools for new workers of a job, one per type of GPU: preferred ones first, then others."""
-        for constraints in self._avoidance.levels(job):
+        for constraints in self._avoidance.levels(job, role):
             yield [self._capacity.node_pool(gpu_type, constraints) for gpu_type in gpu_types]
 
     def node_pool_on(self, job: JobFacts, gpu_type: str) -> NodePool | None:

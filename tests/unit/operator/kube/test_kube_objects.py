@@ -19,7 +19,7 @@ from espalier_operator.job.view import utc
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.objects.nodes import constraints_of, parse_node
-from espalier_operator.kube.objects.worker_pod import DEFAULT_CONTAINER, STAYS, worker_pod
+from espalier_operator.kube.objects.worker_pod import DEFAULT_CONTAINER, DELETION_COST, STAYS, worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import WorkerRole
 from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_job, template
@@ -257,7 +257,13 @@ def test_a_leader_whole():
         },
         "spec": a_spec(a_container(env=[*env, METRICS])),
     }
-    assert annotations.keys() == {"espalier.dev/job", "espalier.dev/allocation", DEFAULT_CONTAINER, *STAYS}
+    assert annotations.keys() == {
+        "espalier.dev/job",
+        "espalier.dev/allocation",
+        DEFAULT_CONTAINER,
+        DELETION_COST,
+        *STAYS,
+    }
     assert annotations[DEFAULT_CONTAINER] == pod["spec"]["containers"][0]["name"] == trainer_of(pod["spec"])
     told = loads(annotations["espalier.dev/allocation"], AllocationDocument, "annotation")
     assert (told.job, told.allocation, told.time_budget.used_seconds) == ("ns/one", STATUS.allocation, 12.5)
@@ -629,6 +635,11 @@ def test_autoscalers_leave_their_nodes_to_base_workers_that_do_not_move_unless_t
     def annotations(spec, role):
         return worker_pod(kube_job("one", spec), STATUS, role, 0, 0, SETTINGS)["metadata"]["annotations"]
 
+    job = kube_job("one", {"minReplicas": 2, "maxReplicas": 4})
+    workers = [(WorkerRole.EXTRA, 1), (WorkerRole.EXTRA, 0), (WorkerRole.BASE, 1), (WorkerRole.BASE, 0)]
+    pods = [worker_pod(job, STATUS, role, index, 0, SETTINGS) for role, index in workers]
+    costs = [int(pod["metadata"]["annotations"][DELETION_COST]) for pod in pods]
+    assert costs == sorted(set(costs)), "the last extra worker is the cheapest to lose, the leader the dearest"
     moves = {"preemption": {"base": "Checkpoint"}}
     assert STAYS.items() <= annotations({}, WorkerRole.BASE).items()
     assert not STAYS.keys() & annotations({}, WorkerRole.EXTRA).keys()

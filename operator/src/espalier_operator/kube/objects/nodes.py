@@ -36,6 +36,8 @@ UNREACHABLE: Final = Taint("node.kubernetes.io/unreachable", "", "NoExecute")
 DEFAULT_PATIENCE: Final = 300.0
 """The API server's default `tolerationSeconds` for this taint, unless a pod tolerates it already."""
 Terms = tuple[NodeSelectorTerm, ...]
+_UNNEEDED: Final = "DeletionCandidateOfClusterAutoscaler"
+"""The taint by which cluster-autoscaler says that it will remove a node if nothing changes."""
 _PARTS_OF_A_RESOURCE: Final = 2
 """Number of parts in DOMAIN/NAME."""
 
@@ -211,6 +213,7 @@ def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
             if text(taint, "effect") in REPELLING
         ),
         unhealthy={name: amount for name, amount in lacking.items() if amount > 0},
+        unneeded=any(text(taint, "key") == _UNNEEDED for taint in entries(spec, "taints")),
     )
 
 

@@ -70,7 +70,7 @@ def test_what_was_read_of_a_kind_that_may_not_be_read_any_more_counts(caplog: py
         asyncio.run(story())
     never, later = (record.getMessage() for record in caplog.records)
     assert never.startswith("queues cannot be read and do not count; ")
-    assert later.startswith("queues cannot be read and count as they were read last (1); ")
+    assert later.startswith("queues cannot be read and count as last read (1); ")
 
 
 def test_ends_that_nobody_saw_are_asked_for_as_far_back_as_the_api_server_knows() -> None:

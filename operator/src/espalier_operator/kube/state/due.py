@@ -1,7 +1,7 @@
-"""When a job is observed, flushed and planned again: what is new of it, how urgent that is, and what can wait. No I/O.
+"""Due times of a job's observation, flush and plan: its pending changes, and their urgency. No I/O.
 
-Most news of a job changes no plan: its workers come up as planned, its leader learns of them, its figures grow. A plan
-of a large cluster takes long, and whoever waits for GPUs waits for the plan before it as well.
+Most changes of a job affect no plan: its workers come up as planned, its leader learns of them, its figures grow. A
+plan of a large cluster takes long, and a job that waits for GPUs also waits for the plan before its own.
 """
 
 from __future__ import annotations
@@ -20,68 +20,68 @@ from espalier_operator.kube.settings import FIGURES_A_SECOND
 from espalier_operator.model import JobFacts, Worker, WorkerState
 
 SOON: Final = 0.0
-"""Wall seconds."""
+"""Wall seconds within which a plan must be made at once."""
 LATER: Final = 0.5
-"""Wall seconds within which a plan takes in that workers came up as planned."""
+"""Wall seconds within which a plan must include that workers came up as planned."""
 NEVER: Final = math.inf
 
 
 class FigurePace:
-    """How often the figures of a running job are written to its status: the more jobs run, the less often."""
+    """Interval at which the figures of a running job are written to its status; it grows with the number of jobs."""
 
     def __init__(self, shortest: float) -> None:
-        """Begin with `shortest`, the fewest seconds from one time to the next."""
+        """Begin with `shortest`, the minimum interval in seconds."""
         self._shortest = self.seconds = shortest
 
     def share(self, jobs: int) -> None:
-        """Set `seconds` to what suits this number of running jobs."""
+        """Set `seconds` for this number of running jobs."""
         self.seconds = max(self._shortest, jobs / FIGURES_A_SECOND)
 
 
 class PendingChanges(Flag):
-    """What is newer than the job's facts."""
+    """Changes that are newer than the job's facts."""
 
     NONE = 0
     PODS = auto()
-    """Its pods, their nodes, or which of its pods count."""
+    """Its pods, their nodes, or the choice of pods that count."""
     REPORT = auto()
     FACTS = auto()
-    """The state, or the time: what follows from both."""
+    """The state or the time, which change the facts."""
 
 
 class FlushPriority(IntEnum):
-    """How urgently a job is to be flushed: its status written, its objects brought up to it."""
+    """Urgency of a job's flush: writing its status and reconciling its objects."""
 
     NOTHING = 0
     FIGURES = 1
     """At low priority: only figures have changed."""
     CHANGES = 2
-    """Now: more than figures have changed, or a step is still to be taken."""
+    """Now: more than figures have changed, or a step is pending."""
     REWRITE = 3
     """Now, and its status is written even if it has not changed, because another client has overwritten it."""
 
 
 def expires_at(job: KubeJob, status: JobStatus) -> float | None:
-    """Return when a job that is over is to be deleted, `ttlSecondsAfterFinished` after its end; None: never."""
+    """Return when an ended job must be deleted, `ttlSecondsAfterFinished` after its end; None: never."""
     ttl = job.job.spec.ttl_seconds_after_finished
     return None if ttl is None or status.completion_time is None else status.completion_time.timestamp() + ttl
 
 
 def together(since: float, seconds: float) -> float:
-    """Return when what was last written at `since` is due: after `seconds` and a little, with what is due about then.
+    """Return when a write at `since` is due again: after `seconds`, rounded up to coincide with other due times.
 
-    Otherwise the operator would look at a thousand jobs at a thousand times. In larger steps their writes would come in
-    bursts, and whoever waits for the API server would wait for a burst.
+    Otherwise the operator would observe a thousand jobs at a thousand times. With larger steps their writes would come
+    in bursts, which would delay other requests to the API server.
     """
     step = min(0.1, seconds / 8)
     return math.ceil((since + seconds) / step) * step if step else since
 
 
 def solid(status: JobStatus) -> JobStatus:
-    """Return `status` without what may be written later: figures, and that a promise was kept.
+    """Return `status` without the parts that may be written later: figures, and the end of a kept promise.
 
-    Who reads that a promise stands finds it kept by the pods. Extra workers are bound a moment before they run, which
-    is urgent: a write in between would delay the leader.
+    A reader of a standing promise finds it kept by the pods. Extra workers are bound a moment before they run, which is
+    urgent: a write in between would delay the leader.
     """
     blank = JobStatus()
     return status.model_copy(
@@ -96,34 +96,34 @@ def solid(status: JobStatus) -> JobStatus:
 
 
 class WorkItem:
-    """What the operator still has to do for one job. Times are epoch seconds."""
+    """Pending work of the operator for one job. Times are epoch seconds."""
 
     def __init__(
         self, found: JobStatus | None, answered: Mapping[str, Any] | None, now: float, pace: FigurePace
     ) -> None:
-        """Begin with the status that was found, which the API server sent as `answered`; all is news."""
+        """Begin with the found status, which the API server sent as `answered`; everything counts as changed."""
         self._pace = pace
         self.written = found
-        """The status as it was last written, or found."""
+        """The status as last written, or found."""
         self.sent = found
-        """The status as it was last sent. It may be written though no answer came, so its times are kept."""
+        """The status as last sent. It may be written though no answer came, so its times are kept."""
         self.written_at = now
         self.answered = answered
-        """The same as the API server sent it back."""
+        """The written status as the API server returned it."""
         self.news = PendingChanges.PODS | PendingChanges.REPORT | PendingChanges.FACTS
         self.due = FlushPriority.CHANGES
         self._due_later: dict[FlushPriority, float] = {}
-        """When it is due next without any event."""
+        """Next due times without any event, by priority."""
         self._next_due = math.inf
         """The first of these times."""
         self.writing, self.doing, self.making = Backoff(longest=10.0), Backoff(), Backoff()
-        """Of its status; of what tells its leader and ends pods; of new pods, which may be refused for long."""
+        """Back-off of its status, of its annotation and deletions, and of new pods, which may be refused for long."""
         self.asking = Backoff(longest=10.0)
-        """Of its Workload: Kueue may be away."""
+        """Back-off of its Workload, as Kueue may be away."""
 
     @property
     def due_at(self) -> float | None:
-        """When it must be observed or flushed without any event."""
+        """Time at which it must be observed or flushed without any event; None: never."""
         return None if self._next_due == math.inf else self._next_due
 
     def mark_dirty(self, news: PendingChanges, due: FlushPriority = FlushPriority.NOTHING) -> None:
@@ -132,16 +132,16 @@ class WorkItem:
         self.due = max(self.due, due)
 
     def take_due(self) -> FlushPriority:
-        """Return how urgently it is to be flushed, which is being done now."""
+        """Return the urgency of the flush that begins now, and reset it."""
         due, self.due = self.due, FlushPriority.NOTHING
         return due
 
     def wants_look(self, now: float) -> bool:
-        """Return whether it has news, or something is due."""
+        """Return whether it has changes, or is due."""
         return self.news is not PendingChanges.NONE or now >= self._next_due
 
     def come_due(self, now: float) -> None:
-        """Make due what was planned to be due by now."""
+        """Apply the due times up to now."""
         if now >= self._next_due:
             for due in [due for due, time in self._due_later.items() if now >= time]:
                 del self._due_later[due]
@@ -149,7 +149,7 @@ class WorkItem:
             self._next_due = min(self._due_later.values(), default=math.inf)
 
     def plan_due(self, status: JobStatus, now: float, times: Iterable[float], *, changes: bool) -> None:
-        """Set when it is due next: at the first of `times` after `now`, and for its figures if they go on to change.
+        """Set the next due time: the first of `times` after `now`, and that of its figures if they still change.
 
         `status` is the current one.
         """
@@ -168,14 +168,14 @@ class WorkItem:
         return now >= self.written_at + self._pace.seconds and status != self.written
 
     def wrote(self, status: JobStatus, answered: Mapping[str, Any] | None, now: float) -> None:
-        """Record the status that was written, and the API server's answer."""
+        """Record the written status, and the API server's answer."""
         self.written = self.sent = status
         self.written_at, self.answered = now, answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
-    """One job as plans see it."""
+    """The parts of one job that plans depend on."""
 
     state: JobState
     facts: JobFacts | None
@@ -183,7 +183,7 @@ class PlanInputs:
 
 
 def plan_due_in(before: PlanInputs, after: PlanInputs) -> float:
-    """Return within how many wall seconds a plan must be made because a job has become `after`."""
+    """Return the wall seconds within which a job's change to `after` needs a plan."""
     if before.facts is None or after.facts is None:
         return SOON if before.facts is not after.facts else NEVER
     if _of_state(before.state) != _of_state(after.state) or _observed(before.facts) != _observed(after.facts):
@@ -197,14 +197,14 @@ def plan_due_in(before: PlanInputs, after: PlanInputs) -> float:
 
 
 def _of_state(state: JobState) -> JobState:
-    """Return `state` without what changes while workers come up: they are seen, kept promises, and announced."""
+    """Return `state` without the parts that change while workers come up as planned."""
     return replace(
         state.essence, grant=Grant(), incarnations=(), promised_until=None, unplaced=0, hold_until=None, unpinned=False
     )
 
 
 def _observed(facts: JobFacts) -> tuple[object, ...]:
-    """Return what was observed of a job, and is no part of its state as that is compared; without figures."""
+    """Return the observed facts of a job beyond its compared state, without figures."""
     return (
         facts.terms,
         facts.leader_running,
@@ -219,7 +219,7 @@ def _observed(facts: JobFacts) -> tuple[object, ...]:
 
 
 def _measured(facts: JobFacts) -> tuple[object, ...]:
-    """Return what policies decide by."""
+    """Return the measurements by which policies decide."""
     return facts.speeds, facts.done, facts.noise_scale, facts.growth
 
 

@@ -1,4 +1,4 @@
-"""The operator's view of one job: its state, its pods, its leader's report, and the status that follows from them.
+"""The operator's view of one job: its state, its pods, its leader's report, and the resulting status.
 
 The state is read from the job's status when the job is first seen. From then on the state in memory is authoritative,
 and the status is written from it. No I/O.
@@ -56,49 +56,49 @@ class ManagedJob(WorkItem):
     def __init__(
         self, seen: JobObject, store: Store, settings: KubeSettings, now: float, pace: FigurePace | None = None
     ) -> None:
-        """Take up what the job's status says. `ValueError` where it cannot be read."""
+        """Resume from the job's status. Raises `ValueError` where it cannot be read."""
         found, pace = parse_status({"status": seen.status}), pace or FigurePace(settings.persist_seconds)
         super().__init__(found, seen.status, now, pace)
         self.ref, self.key, self.uid = seen.ref, seen.key, seen.uid
-        """What its objects name as their owner, `namespace/name`, and `metadata.uid`."""
+        """The owner reference of its objects, `namespace/name`, and `metadata.uid`."""
         self._store, self._settings, self._timing = store, settings, settings.timing
         self.state: JobState = state_of(self.written, seen.created_at)
         self.job: KubeJob | None = None
-        """None as long as its specification cannot be run."""
+        """The parsed job; None while its specification cannot be run."""
         self.problems: InvalidJob | None = None
         self.pods = JobPods()
         self._waiting: list[Pod] = []
-        """Pods whose nodes are still to start them, as they are without what the Events say."""
+        """Pods that their nodes have not started yet, without the troubles from Events."""
         self._start_troubles: dict[str, StartTrouble] = {}
-        """By UID of such a pod: what the Events about it say."""
+        """Troubles of such pods from Events, by UID."""
         self._given_up_at: float | None = None
-        """When the next of its pods is given up with its node."""
+        """Time at which the next of its pods is given up with its node."""
         self.seen = Observation()
         self.report = LastReport(seen.key, self.written)
         self.program = ProgramProgress(self.written)
-        """What was read of it, if it is a program."""
+        """Progress read from it, if it is a program."""
         self.refusal: Reason | None = None
-        """Why the last plan granted it no (more) GPUs."""
+        """Reason for which the last plan granted it no (more) GPUs."""
         self.wished = 0
-        """Extra workers that Kueue is asked to admit, beyond those that it is lent."""
+        """Number of extra workers requested from Kueue beyond those that it is lent."""
         self.rejected: Trouble | None = None
-        """The API server's last answer about its base workers' pods."""
+        """The API server's last refusal of its base workers' pods; None: they were accepted."""
         self.extra_rejected: Trouble | None = None
-        """The same about those of its extra workers, since it was last lent some."""
+        """The same for its extra workers since the last loan."""
         self.kueue = JobWorkloads(seen.ref, store, settings)
-        """By which Kueue admits it."""
+        """The Workloads by which Kueue admits it."""
         self._parsed: KubeJob | None = None
-        """The job without what Kueue assigns to it."""
+        """The job without Kueue's assignment."""
         self.complaints: dict[Reason, str] = {}
-        """By reason: the last message for people that is in no condition."""
+        """The last message for people that is in no condition, by reason."""
         self.equipped: int | None = None
-        """The generation for which this operator has made sure that its objects other than pods exist."""
+        """The generation for which this operator has created its objects other than pods."""
         self.facts: JobFacts | None = None
-        """None as long as its specification cannot be run, and before the first look."""
+        """The planner's facts; None while its specification cannot be run, and before the first observation."""
         self.workers: tuple[Worker, ...] = ()
         self.promise: Promise | None = None
         self.placement = NOWHERE
-        """What the last plan chose for workers that are still to be made."""
+        """The last plan's nodes for workers that must be created."""
         self.looked_at = now
         self.update(seen)
 
@@ -108,7 +108,7 @@ class ManagedJob(WorkItem):
         if isinstance(seen.parsed, KubeJob):
             if self._parsed is not seen.parsed:
                 self.mark_dirty(PendingChanges.PODS, FlushPriority.CHANGES)
-                self.making.succeeded()  # what was refused may be taken now
+                self.making.succeeded()  # a refused pod may be accepted now
                 self.rejected = None
                 if self.job is not None and self.state.admitted_at is None:
                     self.state = replace(self.state, hold_until=None)
@@ -121,7 +121,7 @@ class ManagedJob(WorkItem):
             self._parsed, self.problems = None, seen.parsed
             self.mark_dirty(PendingChanges.PODS, FlushPriority.CHANGES)
             if self.state.admitted_at is None and self.state.outcome is None:
-                self.job, self.facts = None, None  # one that runs, or is over, keeps its last good specification
+                self.job, self.facts = None, None  # a job that runs or is over keeps its last good specification
             elif self.job is not None:
                 self.job = suspended_as_asked(self.job, seen.raw)
             elif self.written is not None:
@@ -130,18 +130,18 @@ class ManagedJob(WorkItem):
 
     @property
     def is_remnant(self) -> bool:
-        """Whether it is known from its status alone."""
+        """Whether it is known only from its status."""
         return self.job is not None and self.job.is_remnant
 
     @property
     def lacks_report(self) -> bool:
-        """Whether it runs, and the ConfigMap of its report is not there: somebody may have deleted it."""
+        """Whether it runs without the ConfigMap of its report, which may have been deleted."""
         runs = self.state.active and self.job is not None and not (self.is_remnant or self.job.terms.program)
         return runs and not self._store.reports.is_there(self.ref)
 
     @property
     def has_agent(self) -> bool:
-        """Whether an agent is asked how it grows."""
+        """Whether an agent decides how it grows."""
         return self.job is not None and self.job.job.spec.adaptation.agent_url(self._settings.agent_url) is not None
 
     def validate(self) -> None:
@@ -159,10 +159,10 @@ class ManagedJob(WorkItem):
             if (now.allocation, solid(now).scheduling) != (written.allocation, solid(written).scheduling):
                 raise ValueError(f"{self.key}: {now} is not due, and {written} is written")
 
-    # ---- looking
+    # ---- observation
 
     def look(self, now: float) -> None:
-        """Update state and facts to `now`. If there is no news, only time has passed: the facts stay as they are."""
+        """Update state and facts to `now`. Without changes only time has passed, and the facts stay as they are."""
         self.come_due(now)
         if self.job is None:
             return
@@ -170,7 +170,7 @@ class ManagedJob(WorkItem):
             self.mark_dirty(PendingChanges.PODS)
         self.observe(now)
         if self.news is PendingChanges.NONE and self.facts is not None:
-            if now < self.looked_at:  # a clock that is set back gives nothing back
+            if now < self.looked_at:  # a clock that was set back gives no budget back
                 self.facts = self.facts.counted(self.looked_at, since=now)
             self.looked_at = now
             return
@@ -195,11 +195,11 @@ class ManagedJob(WorkItem):
             self.mark_dirty(PendingChanges.NONE, FlushPriority.FIGURES)
 
     def plan_inputs(self) -> PlanInputs:
-        """Return what plans are made by."""
+        """Return the parts that plans depend on."""
         return PlanInputs(state=self.state, facts=self.facts, workers=self.workers)
 
     def observe(self, now: float) -> None:
-        """Read its report and sort its pods again where there is news of them."""
+        """Read its report and sort its pods again where they have changed."""
         if self.job is None:
             return
         if self._store.has_news(self.uid):
@@ -235,12 +235,12 @@ class ManagedJob(WorkItem):
                 unread=unread,
             ).after(self.seen)
             if self.facts is not None and seen.extra_bound != self.seen.extra_bound:
-                self._count_up()  # until now those that were bound before are charged
+                self._count_up()  # up to now, the previously bound workers are charged
             self.seen = seen
             self.news = PendingChanges.FACTS
 
     def miss_workload(self, why: str) -> None:
-        """Record why its Workload cannot be made; empty: it could."""
+        """Record the reason for which its Workload cannot be created; empty: it was created."""
         if why != self.kueue.missing:
             self.kueue.missing = why
             self.mark_dirty(PendingChanges.FACTS, FlushPriority.CHANGES)
@@ -251,7 +251,7 @@ class ManagedJob(WorkItem):
             self._count_up()
             self.state = after(self.state, action, self.job.terms, self.looked_at, self._timing)
             if isinstance(action, Admit | GrantExtra) or not self.state.active:
-                self.making.succeeded()  # what it is granted is tried at once
+                self.making.succeeded()  # a grant is tried at once
             if isinstance(action, Admit):
                 self.rejected = None
             if isinstance(action, GrantExtra):
@@ -259,33 +259,33 @@ class ManagedJob(WorkItem):
             self.mark_dirty(PendingChanges.PODS, FlushPriority.CHANGES)
 
     def refuse(self, reason: Reason | None, workers: int = 0) -> None:
-        """Record why the plan granted it no (more) GPUs, and how many extra workers are to be admitted for that."""
+        """Record the reason for which it got no (more) GPUs, and the number of extra workers to request from Kueue."""
         if (reason, workers) != (self.refusal, self.wished):
             self.refusal, self.wished = reason, workers
             self.mark_dirty(PendingChanges.NONE, FlushPriority.CHANGES)
 
     def place(self, placement: Placement) -> None:
-        """Record the nodes of workers that are to be made."""
+        """Record the nodes of workers that must be created."""
         if placement is not self.placement and placement != self.placement:
             self.placement = placement
             self.mark_dirty(PendingChanges.NONE, FlushPriority.CHANGES)
 
     def reject(self, trouble: Trouble | None) -> None:
-        """Record the API server's answer to its pods; None: it accepts them."""
+        """Record the API server's refusal of its pods; None: it accepts them."""
         if trouble != self.rejected:
             self.rejected = trouble
             self.mark_dirty(PendingChanges.PODS, FlushPriority.CHANGES)
 
     def reject_extra(self, trouble: Trouble | None) -> None:
-        """Record the API server's answer to a pod of an extra worker."""
+        """Record the API server's refusal of an extra worker's pod; None: it accepts it."""
         if trouble != self.extra_rejected:
             self.extra_rejected = trouble
             self.mark_dirty(PendingChanges.PODS, FlushPriority.CHANGES)
 
-    # ---- what is to be written, and when
+    # ---- status and due times
 
     def status(self, now: float) -> JobStatus:
-        """Return the status for the current state; its figures are those of the last observation."""
+        """Return the status for the current state, with the figures of the last observation."""
         wall = utc(now)
         if self.job is None:
             problems = () if self.problems is None else self.problems.problems
@@ -308,7 +308,7 @@ class ManagedJob(WorkItem):
         return found
 
     def _traced(self, status: JobStatus) -> JobStatus:
-        """Return `status` with the name of the trace of its allocation, if that is traced: if it tells of more."""
+        """Return `status` with the name of the trace of its allocation, if the allocation is traced, as it grows."""
         told_of_more = status.allocation.reason == Reason.EXTRA_GPUS_GRANTED
         if self._settings.traces_endpoint is None or not told_of_more:
             return status
@@ -317,7 +317,7 @@ class ManagedJob(WorkItem):
         return status.model_copy(update={"allocation": allocation})
 
     def plan_ahead(self, status: JobStatus, now: float) -> None:
-        """Set when it must be observed or flushed next without any event; `status` is the current one."""
+        """Set the next time of an observation or flush without any event; `status` is the current one."""
         times = [self._given_up_at or 0.0, *progress.turning_points(self.state, self.seen, self._timing)]
         if self.job is not None:
             times.append((self.state.outcome and expires_at(self.job, status)) or 0.0)
@@ -326,13 +326,13 @@ class ManagedJob(WorkItem):
         self.plan_due(status, now, times, changes=self.state.active)
 
     def source(self) -> ProgressSource | None:
-        """Return where its progress is to be read now, if it is a program."""
+        """Return the source from which to read its progress now, if it is a program."""
         if self.job is None or self.state.outcome is not None:
             return None
         return source_of(self.job, self.pods.leader)
 
     def take_reading(self, source: ProgressSource, values: Mapping[str, float] | None, now: float) -> None:
-        """Take in what was read at `source`. Once that was the last of a program that has ended, its end is judged."""
+        """Record values read at `source`. After the last ones of an ended program, its end is judged."""
         changed = source.ended or self.program.is_forbidden != (values is None)
         self.program.take(source, values, now)
         self.mark_dirty(
@@ -341,25 +341,25 @@ class ManagedJob(WorkItem):
         )
 
     def poster(self) -> Poster | None:
-        """Return who may post its progress now, if it is a program."""
+        """Return the leader that may post its progress now, if it is a program."""
         leader = self.pods.leader
         if self.job is None or not self.job.terms.program or leader is None or self.state.outcome is not None:
             return None
         return Poster(job=JobIdentity(self.job.namespace, self.job.name, self.uid), pod=leader.uid)
 
     def take_post(self, values: Mapping[str, float], now: float) -> None:
-        """Take in what its leader has posted."""
+        """Record values posted by its leader."""
         program = None if self.job is None else self.job.job.spec.program
         spec = None if program is None else program.progress
         self.program.read(values, None if spec is None else spec.steps, now)
         self.mark_dirty(PendingChanges.FACTS, FlushPriority.NOTHING)
 
     def waiting_pods(self) -> list[Pod]:
-        """Return those of its pods whose nodes are still to start them."""
+        """Return its pods that their nodes have not started yet."""
         return self._waiting if self.state.active else []
 
     def take_start_trouble(self, pod: str, trouble: StartTrouble | None) -> bool:
-        """Take in what keeps the node of one of its pods from starting it; return whether that is new."""
+        """Record the trouble for which a node does not start one of its pods; return whether it is new."""
         if self._start_troubles.get(pod) == trouble:
             return False
         self._start_troubles.pop(pod, None)
@@ -368,17 +368,17 @@ class ManagedJob(WorkItem):
         self.mark_dirty(PendingChanges.PODS, FlushPriority.CHANGES)
         return True
 
-    # ---- within
+    # ---- internal
 
     def _told(self, pods: Collection[Pod]) -> list[Pod]:
-        """Return its pods, those that wait for their nodes with what the Events say of that."""
+        """Return its pods; waiting ones have their troubles from Events."""
         self._waiting = [pod for pod in pods if pod.awaits_node]
         known, there = self._start_troubles, {pod.uid for pod in self._waiting}
         self._start_troubles = known = {uid: trouble for uid, trouble in known.items() if uid in there}
         return [told(pod, known[pod.uid]) if pod.uid in known else pod for pod in pods]
 
     def _give_up_remnant(self, now: float) -> None:
-        """Let a job of which no pod can be made wait again as soon as it has lost a base worker."""
+        """Requeue a job for which no pod can be made as soon as it has lost a base worker."""
         missing = () if self.job is None else self.state.incarnations[: self.job.terms.min_replicas]
         complete = all(uid or index in self.state.completed_workers for index, uid in enumerate(missing))
         if self.state.active and not self.state.ending and not complete:
@@ -388,11 +388,11 @@ class ManagedJob(WorkItem):
 
     @property
     def _lacks_specification(self) -> bool:
-        """Whether it waits, and its specification is invalid: it is not started by the last good one."""
+        """Whether it waits with an invalid specification, so that it is not started by the last good one."""
         return self.problems is not None and self.state.admitted_at is None and self.state.outcome is None
 
     def _wait_for_specification(self) -> None:
-        """Leave the plan; forget the last terms once that is written and all pods are gone."""
+        """Leave the plan; drop the last terms once that is written and all pods have ended."""
         self.facts, self.workers, self.promise, self.news = None, (), None, PendingChanges.NONE
         written = self.written is not None and self.written.scheduling.admitted_at is None
         pods = (*self.pods.base, *self.pods.extra, *self.pods.rest)
@@ -405,7 +405,7 @@ class ManagedJob(WorkItem):
             self.looked_at = now
 
     def _count_up(self) -> None:
-        """Bring the figures up to the last look, where that took only the facts further."""
+        """Count the figures up to the last observation, if it updated only the facts."""
         if self.state.counted_until != self.looked_at:
             self._count(self.looked_at)
 

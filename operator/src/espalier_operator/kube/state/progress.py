@@ -1,4 +1,4 @@
-"""What a job says of its progress: the report of its leader that counts, and what was read of a program. No I/O."""
+"""Progress of a job: the leader's report that counts, and values read from a program. No I/O."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class LastReport:
     """The last good report of one job."""
 
     def __init__(self, key: str, written: JobStatus | None) -> None:
-        """Begin with what was measured by the status that was written last; `key` is the job's, for the log."""
+        """Begin with the measurements of the last written status; `key` names the job in the log."""
         self._key = key
         self.last: Report | None = None
         self.changed_at = 0.0
-        """When it was written, by the API server."""
+        """Time of its write, by the API server."""
         self.measured = Measurements() if written is None else written.measurements
         self.problem = ""
-        """Why the newest report is not read."""
+        """Reason for which the newest report is not read."""
         self._muted: Report | None = None
 
     @property
@@ -42,14 +42,14 @@ class LastReport:
         return None if self.last is self._muted else self.last
 
     def read(self, found: ReportObject | None, state: JobState) -> bool:
-        """Read what was found; return whether more than figures has changed.
+        """Read a found report; return whether more than figures has changed.
 
-        One that cannot be read, or is not of the leader that counts, leaves the last good one.
+        If it cannot be read, or is by a leader that does not count, the last good one is kept.
         """
         before, before_problem = self.last, self.problem
         self.problem = "" if found is None else found.problem
         if self.problem and self.problem != before_problem:
-            logger.warning("%s: its last good report is kept: %s", self._key, self.problem)
+            logger.warning("%s: keeping its last good report: %s", self._key, self.problem)
         if found is not None and found.report is not None:
             self.last = counted(state, before, found.report)
             if self.last is found.report:
@@ -65,7 +65,7 @@ class LastReport:
 
 
 def counted(state: JobState, known: Report | None, found: Report) -> Report | None:
-    """Return which report counts: `found`, or the `known` one where `found` is not of the leader that was seen last.
+    """Return the report that counts: `found`, or the `known` one if `found` is not by the leader seen last.
 
     A leader on a lost node may continue for a while. Its reports count until its successor is seen: up to then, a
     successor would resume from its checkpoints.
@@ -83,7 +83,7 @@ def counted(state: JobState, known: Report | None, found: Report) -> Report | No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressSource:
-    """The leader of a program, and what is to be read there."""
+    """The leader of a program, as a source of its progress."""
 
     job: str
     """UID of the job."""
@@ -94,20 +94,20 @@ class ProgressSource:
     """Name of the pod."""
     container: str
     address: str
-    """Of the pod; empty if it is not to be asked for metrics."""
+    """Address of the pod; empty if no metrics are to be fetched."""
     ended: bool
-    """The container has ended: what is read now is the last."""
+    """The container has ended, so that the next read is the last."""
     spec: ProgressSpec
 
 
 def source_of(job: KubeJob, leader: Pod | None) -> ProgressSource | None:
-    """Return where the progress of `job` is to be read; None if there is nothing to read."""
+    """Return the source of the progress of `job`; None if there is nothing to read."""
     program = job.job.spec.program
     if program is None or program.progress is None or leader is None or leader.started_at is None:
         return None
     spec, ended = program.progress, leader.done
     if spec.metrics is not None and (ended or not leader.address):
-        return None  # nobody serves them any more, or the node would be asked
+        return None  # they are served no longer, or the address is the node's
     return ProgressSource(
         job=job.uid,
         pod=leader.uid,
@@ -130,37 +130,37 @@ class Poster:
 
 
 class ProgramProgress:
-    """What was read of one job."""
+    """Progress read from one program."""
 
     def __init__(self, written: JobStatus | None) -> None:
-        """Begin with what an earlier operator has read, by the status that it wrote."""
+        """Begin with the progress in the status written by an earlier operator."""
         self.reading = NOTHING
         self.read_at: datetime | None = None
         self.is_forbidden = False
-        """The operator has no right to read it, as of the last attempt."""
+        """The operator had no right to read it at the last attempt."""
         self._done = None if written is None else written.training.done_percentage
         self._read_to_end = ""
-        """UID of the last pod whose last lines were read."""
+        """UID of the newest pod whose last lines were read."""
 
     @property
     def done(self) -> float | None:
-        """The part of its work that is done, 0 to 1, as far as that is known."""
+        """The part of its work that is done, 0 to 1; None if unknown."""
         if self.reading.fraction is not None or self._done is None:
             return self.reading.fraction
         return self._done / 100
 
     def take(self, source: ProgressSource, values: Mapping[str, float] | None, now: float) -> None:
-        """Take in what was read at `source` at `now`; None: that is forbidden."""
+        """Record values read at `source` at `now`; None: reading is forbidden."""
         self.is_forbidden = values is None
         if source.ended:
             self._read_to_end = source.pod
         self.read(values or {}, source.spec.steps, now)
 
     def read(self, values: Mapping[str, float], steps: int | None, now: float) -> None:
-        """Take in `values` that were read or posted at `now`; `steps` are those in all by the job."""
+        """Record `values` read or posted at `now`; `steps` is the total by the job's specification."""
         if values:
             self.reading, self.read_at = self.reading.then(values, steps), utc(now)
 
     def is_unread(self, source: ProgressSource | None) -> bool:
-        """Return whether what was written last at `source` is still to be read."""
+        """Return whether the last lines at `source` have not been read yet."""
         return source is not None and source.ended and source.pod != self._read_to_end

@@ -1,9 +1,9 @@
-"""A running job whose specification cannot be understood, as far as it is known without it.
+"""A running job with an invalid specification, reconstructed from its status.
 
-An operator that sees a specification become invalid continues with the last good one. One that starts has none: a
-PriorityClass may be gone, or a newer version may be stricter. What the job was granted is in its status, which the
-operator wrote itself. By that its workers hold their GPUs, its budget runs, and it can be stopped. It gives back what
-it was lent, because nobody knows what it may hold, and no pod is made for it, because nobody knows what it runs.
+An operator that sees a specification become invalid continues with the last good one. An operator that starts has
+none: a PriorityClass may be gone, or a newer version may be stricter. The job's grants are in its status, which the
+operator wrote itself. By these its workers hold their GPUs, its budget runs, and it can be stopped. It gives back its
+loans, because its limits are unknown, and no pod is made for it, because its template is unknown.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _KEPT: Final = (
 def remnant_of(
     invalid: InvalidJob, raw: Raw, status: JobStatus, state: JobState, created_at: float, settings: KubeSettings
 ) -> KubeJob | None:
-    """Return the job of `status`, which runs or is over, without its specification; None if that contradicts itself.
+    """Return the job of `status`, which runs or is over, without its specification; None if `status` is inconsistent.
 
-    The fields in `_KEPT` are still read from `raw`, each if it is valid by itself. Of a job that is over nothing else
-    counts any more.
+    The fields in `_KEPT` are still read from `raw`, each if it is valid by itself. For a job that is over, nothing else
+    matters.
     """
     workers = status.replicas - state.extra
     if state.outcome is not None:
@@ -80,9 +80,9 @@ def remnant_of(
 
 
 def suspended_as_asked(job: KubeJob, raw: Raw) -> KubeJob:
-    """Return a job that goes on by an earlier specification, suspended or not as the invalid one, `raw`, asks.
+    """Return a job that continues by an earlier specification, with `suspend` from the invalid one, `raw`.
 
-    Who finds the other mistake only later can stop it meanwhile.
+    So its owner can stop it before finding the other mistake.
     """
     suspend = mapping(raw, "spec").get("suspend") is True
     return job if suspend == job.terms.suspend else replace(job, terms=replace(job.terms, suspend=suspend))

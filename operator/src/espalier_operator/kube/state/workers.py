@@ -1,4 +1,4 @@
-"""Sorts a job's pods into leader, other workers and leaving ones, and counts them for the planner. Pure."""
+"""Sorting of a job's pods into leader, other workers and leaving ones, and their view for the planner. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from espalier_operator.kube.watch.nodes import UnreachablePods
 from espalier_operator.model import Worker, WorkerRole, WorkerState
 
 WITHIN_REACH: Final = UnreachablePods()
-"""All nodes report."""
+"""The case that all nodes report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,17 +24,17 @@ class JobPods:
     """The pods of a job."""
 
     base: tuple[Pod | None, ...] = ()
-    """By index, those of the current attempt; None where there is none."""
+    """Pods of base workers of the current attempt, by index; None where there is none."""
     extra: tuple[Pod, ...] = ()
-    """Those alive, in the order in which they are kept: the last is given back first."""
+    """Live pods of extra workers, in the order in which they are kept: the last is given back first."""
     rest: tuple[Pod, ...] = ()
-    """Of earlier attempts, ended, or on their way out."""
+    """Pods of earlier attempts, ended ones, and pods on their way out."""
     recorded: tuple[Pod, ...] = ()
-    """Those that are gone, and whose ends are recorded."""
+    """Pods that are gone and whose ends are recorded."""
     lost: Container[str] = frozenset()
-    """UIDs of pods that are given up with their node."""
+    """UIDs of pods given up with their node."""
     silent: Container[str] = frozenset()
-    """UIDs of pods whose node does not report, and that are not given up."""
+    """UIDs of pods whose node does not report and that are not given up."""
 
     @property
     def leader(self) -> Pod | None:
@@ -47,7 +47,7 @@ class JobPods:
 
 
 def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], reach: UnreachablePods = WITHIN_REACH) -> JobPods:
-    """Sort the pods of `job`; `reach` is what their nodes mean for them."""
+    """Sort the pods of `job`; `reach` has the pods affected by silent nodes."""
     base: list[Pod | None] = [None] * len(state.attempts)
     extra, rest, recorded, lost = [], [], [], reach.lost
     for pod in pods:
@@ -84,8 +84,8 @@ def observation_of(
 ) -> Observation:
     """Return the observation of the job's base workers from its pods and the last report, written at `reported_at`.
 
-    `rejected` is the API server's last answer to a new base pod, `extra_rejected` to one of an extra worker.
-    Of a program that has ended, `unread` says that its last lines are still to be read.
+    `rejected` is the API server's last refusal of a base pod, `extra_rejected` that of an extra worker's. `unread`:
+    the last lines of an ended program have not been read yet.
     """
     rejected = rejected if any(pod is None for pod in pods.base) else None
     return Observation(
@@ -106,11 +106,11 @@ def observation_of(
 
 
 def trouble_of(pods: JobPods, *, trained: bool = False) -> Trouble | None:
-    """Return what prevents a base worker from starting, or hides whether the leader runs.
+    """Return the trouble that prevents a base worker from starting, or hides whether the leader runs.
 
-    Preferably of a worker that holds GPUs, of several one that is refused, and of these the leader: the job gives its
-    GPUs back for that. Where it has trained, and its leader ran when it was last seen, it matters more that the leader
-    is hidden. Scheduling gates, which others remove, come last.
+    Workers that hold GPUs come first, among these refused ones, and among these the leader, as the job gives its GPUs
+    back for such a trouble. If the job has trained and its leader ran when last seen, a hidden leader comes first.
+    Scheduling gates, which others remove, come last.
     """
     found = [pod for pod in pods.base if pod is not None and pod.trouble is not None and pod.phase == "Pending"]
     found.sort(key=lambda pod: (pod.node is None, not pod.refused))
@@ -124,7 +124,7 @@ def trouble_of(pods: JobPods, *, trained: bool = False) -> Trouble | None:
 
 
 def gates_of_extra(pods: JobPods) -> Trouble | None:
-    """Return the scheduling gates of an extra worker, if one has some."""
+    """Return the trouble of an extra worker with scheduling gates, if there is one."""
     return next((_trouble(pod) for pod in pods.extra if pod.gated), None)
 
 
@@ -133,9 +133,9 @@ def _trouble(pod: Pod) -> Trouble | None:
 
 
 def extra_runs_by(pod: Pod, job: KubeJob, state: JobState, timing: Timing) -> float | None:
-    """Return until when a lent worker that has its GPUs may take to start; None where it runs, or may take for ever.
+    """Return the time by which a bound extra worker must start; None where it runs, or has no limit.
 
-    It holds GPUs that others could use. One that is known to fail is not waited for as long as one that still starts.
+    It holds GPUs that others could use. A worker known to fail gets less time than one that still starts.
     """
     if pod.node is None or pod.phase != "Pending" or state.granted_at is None:
         return None
@@ -145,7 +145,7 @@ def extra_runs_by(pod: Pod, job: KubeJob, state: JobState, timing: Timing) -> fl
 
 
 def workers_of(key: str, pods: JobPods, state: JobState) -> Iterator[Worker]:
-    """Yield the job's workers as the planner counts them; extra ones are numbered in the order they are kept in."""
+    """Yield the job's workers for the planner; extra workers are numbered in the order in which they are kept."""
     for index, pod in enumerate(pods.base):
         if pod is None:
             continue
@@ -153,7 +153,7 @@ def workers_of(key: str, pods: JobPods, state: JobState) -> Iterator[Worker]:
         if not pod.ended:
             yield _worker(pod, key, WorkerRole.BASE, index, is_lost=leaves)
         elif not leaves and state.active and state.ended is None:
-            # Its end is still to be judged. Until then nothing is owed to it, though it holds no GPU.
+            # Its end is not judged yet. Until then it needs no replacement, though it holds no GPU.
             yield replace(_worker(pod, key, WorkerRole.BASE, index, is_lost=False), gpus=0, state=WorkerState.RUNNING)
     for index, pod in enumerate(pods.extra):
         yield _worker(pod, key, WorkerRole.EXTRA, index, is_lost=pod.uid in pods.lost)
@@ -173,9 +173,9 @@ def workers_of(key: str, pods: JobPods, state: JobState) -> Iterator[Worker]:
 
 
 def foreign_worker(pod: Pod) -> Worker | None:
-    """Return a pod that is no worker of ours as the planner counts it; None if it neither holds nor wants GPUs.
+    """Return a pod that is not our worker as a foreign worker; None if it neither holds nor wants GPUs.
 
-    A worker of another job, which may be of another Espalier, wants GPUs of the node that was chosen for it.
+    A worker of another job, possibly of another Espalier, wants GPUs of its chosen node.
     """
     wants = pod.wants_gpus and not (pod.gated or pod.deleting) and (pod.owner is None or pod.pinned_to is not None)
     if pod.ended or pod.gpus == 0 or (pod.node is None and not wants):
@@ -230,7 +230,7 @@ def _is_current(pod: Pod, job: KubeJob, state: JobState) -> bool:
 
 
 def _is_unjudged(pod: Pod, job: KubeJob, state: JobState) -> bool:
-    """Return whether a pod is that of a base worker whose end is still to be judged."""
+    """Return whether a pod belongs to a base worker whose end is not judged yet."""
     waits = state.active and pod.role is WorkerRole.BASE and pod.index not in state.completed_workers
     return waits and _is_current(pod, job, state)
 

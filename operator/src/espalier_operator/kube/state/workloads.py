@@ -1,4 +1,4 @@
-"""The Workloads of one job as the operator keeps them in view, and what Kueue says of the job by them. No I/O."""
+"""The Workloads of one job, and Kueue's decisions about the job. No I/O."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from espalier_operator.reclaim.victims import lost_seconds
 
 
 class JobWorkloads:
-    """Those of a job; none where Kueue is not switched on."""
+    """The Workloads of a job; none where Kueue is not enabled."""
 
     def __init__(self, ref: JobRef, store: Store, settings: KubeSettings) -> None:
-        """Nothing is known of what the job asks for."""
+        """Begin without a request of the job."""
         self._ref, self._store, self._settings = ref, store, settings
         self._asks: Asks | None = None
         self.missing = ""
-        """Why its Workload cannot be made."""
+        """Reason for which its Workload cannot be created; empty: none."""
         self.is_deactivated = False
-        """Somebody has deactivated its Workload: one that replaces it is inactive, too."""
+        """Its Workload was deactivated, so that a replacement must be inactive too."""
         self.recorded: ExternalAdmission | None = None
-        """Kueue's decision by the status of the job, for who does not see Workloads."""
+        """Kueue's decision by the status of the job, for readers that do not see Workloads."""
 
     @property
     def base(self) -> Workload | None:
-        """That of its base workers."""
+        """The Workload of its base workers."""
         return next((each for each in self._all if each.extra is None), None)
 
     @property
     def extras(self) -> list[Workload]:
-        """Those of its extra workers."""
+        """The Workloads of its extra workers."""
         return [each for each in self._all if each.extra is not None]
 
     @property
@@ -51,11 +51,11 @@ class JobWorkloads:
         return self._store.workloads_of(self._ref) if self._settings.kueue else []
 
     def asked_by(self, job: KubeJob) -> None:
-        """Take in what the job asks for by its specification."""
+        """Record the request of the job's specification."""
         self._asks = asks_of(job, self._settings) if job.local_queue else None
 
     def assigned(self, before: Assignment | None, *, active: bool) -> Assignment | None:
-        """Return what Kueue assigns to the job; one that is `active` keeps that as long as Kueue says nothing."""
+        """Return Kueue's assignment for the job; an `active` job keeps its own until Kueue decides again."""
         found = self.base
         if found is not None:
             self.is_deactivated = not found.active
@@ -64,9 +64,9 @@ class JobWorkloads:
         return before if active else None
 
     def admission(self, extra: int, *, active: bool) -> ExternalAdmission | None:
-        """Return what Kueue has decided about the job, which has `extra` extra workers; None: it is not asked.
+        """Return Kueue's decision about the job with `extra` extra workers; None: Kueue does not manage it.
 
-        It goes on to be asked for a job that is `active`, whatever has become of its specification or its label.
+        Kueue continues to manage an `active` job, whatever happens to its specification or its label.
         """
         base = self.base
         if self._asks is None and (base is None or not active):
@@ -78,7 +78,7 @@ class JobWorkloads:
         return replace(found, extra=admitted, extra_withdrawn=withdrawn)
 
     def boost(self, facts: JobFacts | None, now: float) -> str | None:
-        """Return what Kueue is to add to the priority of the job while it runs; None: it does."""
+        """Return the priority boost to write to the job's Workload; None: it is up to date."""
         base = self.base
         if not self._settings.kueue_priority_boost or facts is None or base is None:
             return None

@@ -1,4 +1,4 @@
-"""The known devices of the cluster (dynamic resource allocation): which nodes have them, and which claims. No I/O."""
+"""The known devices of the cluster (dynamic resource allocation), by node and by claim. No I/O."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from espalier_operator.model import Worker, WorkerRole, WorkerState
 from espalier_operator.model.constraints import Amounts
 
 Pool = tuple[str, str]
-"""Driver and name."""
+"""Driver and name of a pool."""
 
 
 class Devices:
-    """One indexer for each kind, and what follows from them.
+    """One indexer for each kind, and the derived counts.
 
-    Devices count for each class of the settings that they are of; a device of a pool that is not complete is not there.
+    A device counts for each of its classes in the settings; devices of incomplete pools do not count.
     """
 
     def __init__(
@@ -45,10 +45,8 @@ class Devices:
         claims_changed: Callable[[Collection[str]], None],
         template_changed: Callable[[str], None],
     ) -> None:
-        """Nothing is known yet.
-
-        What is called: when nodes, by name, have other devices; when claims, by key, hold others; when a template, by
-        key, asks for others.
+        """Take callbacks for changes of nodes' devices (by name), of claims' devices (by key), and of a template's
+        request (by key); nothing is known yet.
         """
         self._resources = settings.device_classes
         self._nodes_changed, self._claims_changed = nodes_changed, claims_changed
@@ -67,16 +65,16 @@ class Devices:
         }
         self._slices: dict[Pool, dict[str, DeviceSlice]] = defaultdict(dict)
         self._found: dict[Pool, dict[str, tuple[str, tuple[str, ...]]]] = {}
-        """Of each pool: by the name of a device its node, and the resources that it counts as."""
+        """For each pool, (node, resources that it counts as) of each device, by name."""
         self._pools: dict[str, set[Pool]] = defaultdict(set)
-        """Those with devices of a node."""
+        """Pools with devices of each node."""
         self._claims: dict[Pool, set[str]] = defaultdict(set)
-        """Those that have devices of a pool, by key."""
+        """Keys of claims with devices of each pool."""
         self.claims_of_pod: dict[str, set[str]] = defaultdict(set)
-        """Those that were made for a pod, both by key."""
+        """Keys of the claims made for each pod, by the pod's key."""
 
     def on(self, node: str) -> Mapping[str, int]:
-        """Return the devices of a node, by resource."""
+        """Return the number of devices of a node, by resource."""
         counts = Counter[str]()
         for pool in self._pools.get(node, ()):
             for place, found in self._found[pool].values():
@@ -85,7 +83,7 @@ class Devices:
         return counts
 
     def held_by(self, claim: DeviceClaim) -> Mapping[tuple[str, str], int]:
-        """Return the devices that a claim has, by node and resource."""
+        """Return the number of devices that a claim has, by node and resource."""
         counts = Counter[tuple[str, str]]()
         for each in claim.devices:
             node, found = self._found.get((each.driver, each.pool), {}).get(each.device, ("", ()))
@@ -95,8 +93,8 @@ class Devices:
     def claimed_by(self, pod: Raw, *, is_worker: bool) -> Amounts:
         """Return the devices that count as a pod's GPUs, by resource.
 
-        Of a worker those of the claims of its own, which were or will be made from templates. Others' claims hold what
-        they have themselves, because pods may share them; one of their pods wants what is not allocated yet.
+        For a worker these are the devices of its own claims, which were or will be made from templates. Foreign claims
+        hold their devices themselves, as pods may share them; a foreign pod wants the devices not allocated yet.
         """
         spec = mapping(pod, "spec")
         if not self._resources or not spec.get("resourceClaims") or (text(spec, "nodeName") and not is_worker):
@@ -133,7 +131,7 @@ class Devices:
             self._survey(pool)
 
     def _survey(self, pool: Pool) -> None:
-        """Find the devices of a pool again."""
+        """Recompute the devices of a pool."""
         slices = self._slices[pool].values()
         generation = max((each.generation for each in slices), default=0)
         newest = [each for each in slices if each.generation == generation]
@@ -179,7 +177,7 @@ class Devices:
 
 
 class ClaimedDevices:
-    """Counts them as foreign workers."""
+    """Counts claimed devices as foreign workers."""
 
     def __init__(
         self,
@@ -190,18 +188,18 @@ class ClaimedDevices:
         loads: Indexer[Load],
         foreign_workers: dict[str, Worker],
     ) -> None:
-        """No claim holds anything yet; `foreign_workers` are kept up to date, by the name of the worker."""
+        """Take `foreign_workers`, which is kept up to date, by name of the worker; no claim holds devices yet."""
         self._settings, self._time, self._devices = settings, time, devices
         self._pods, self._loads, self._foreign_workers = pods, loads, foreign_workers
         self._left_by_pod: dict[str, float] = {}
-        """Since when the pod that a claim was made for is not there, by the key of the claim."""
+        """Time since which the pod of a claim is missing, by key of the claim."""
         self._held_by_claim: dict[str, list[str]] = defaultdict(list)
-        """Names of workers for the devices that a claim has, by its key."""
+        """Names of workers for the devices of a claim, by its key."""
 
     def count(self, claims: Collection[str]) -> None:
-        """Count what ResourceClaims hold, by key, unless it is counted as the GPUs of the pod that they were made for.
+        """Count the devices of ResourceClaims, by key, unless they count as the GPUs of the claim's pod.
 
-        Devices of a pod that has ended or gone are about to be free, for a while: who made the claim says what pod.
+        Devices of an ended or deleted pod count as about to be free for a while only, as a claim may name any pod.
         """
         for key in list(claims):
             for name in self._held_by_claim.pop(key, ()):

@@ -1,6 +1,6 @@
-"""The handlers of kopf: they turn watch events into facts. They make no decisions and no API calls.
+"""The handlers of kopf, which turn watch events into facts, without decisions or API calls.
 
-Only `on.event` handlers: they need no annotations and no finalizers, so the operator never delays a deletion.
+There are only `on.event` handlers: they need no annotations and no finalizers, so the operator never delays a deletion.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from espalier_operator.kube.objects import names
 from espalier_operator.kube.watch.store import Store
 
 _BACKOFFS: Final = (0.2, 0.5, 1, 1, 2, 2, 3, 5, 5, 5)
-"""Seconds between kopf's tries of a request; an API server that restarts is back within them."""
+"""Seconds between kopf's tries of a request; a restarting API server returns within them."""
 CANCEL_AGAIN_SECONDS = 5.0
-"""Longer than kopf's tasks take to end in order."""
+"""Seconds after which a task is cancelled again: longer than kopf's tasks take to end in order."""
 
 
 class NoEssence(kopf.DiffBaseStorage):
-    """Compares nothing with what was last handled: `on.event` handlers do not ask, and kopf would copy every object."""
+    """Stores no last-handled state: `on.event` handlers do not need it, and kopf would copy every object."""
 
     def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
-        """Return the essence of an object: there is none."""
+        """Return an empty essence."""
         return kopf.BodyEssence()
 
     def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
-        """Return what was last handled: nothing is kept."""
+        """Return None, as nothing is stored."""
         return None
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
-        """Keep nothing."""
+        """Store nothing."""
 
 
 def registry_of(store: Store, configuration: Configuration, watched: tuple[Resource, ...]) -> kopf.OperatorRegistry:
-    """Return kopf's handlers for the kinds in `watched`, and its login by the credentials that our client uses."""
+    """Return kopf's handlers for the kinds in `watched`, with a login by our client's credentials."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -61,16 +61,16 @@ def _register(registry: kopf.OperatorRegistry, store: Store, resource: Resource)
 
 
 def settings_of(*, workers: bool = False) -> kopf.OperatorSettings:
-    """Return kopf's settings; pods are our `workers`, ended ones too, or all others that live."""
+    """Return kopf's settings; pods are our `workers`, including ended ones, or all other live pods."""
     settings = kopf.OperatorSettings()
-    settings.posting.enabled = False  # Events are ours, with reasons of one enum
-    settings.scanning.disabled = True  # the CRD is there when we start; needs no rights on CRDs and namespaces
+    settings.posting.enabled = False  # we post Events ourselves, with reasons of one enum
+    settings.scanning.disabled = True  # the CRD exists when we start; no rights on CRDs and namespaces are needed
     settings.watching.label_selectors["", "v1", "pods"] = names.WORKERS if workers else f"!{names.WORKERS}"
     if not workers:
         settings.watching.field_selectors["", "v1", "pods"] = names.LIVE_PODS
     settings.watching.label_selectors["", "v1", "configmaps"] = names.REPORTS
     settings.watching.chunk_size = 500
-    # A task for each object waits so long for its next event, and keeps the object: of all pods when it starts.
+    # The task of each object waits this long for its next event and keeps the object: all pods, at the start.
     settings.queueing.idle_timeout = 0.1
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
@@ -82,7 +82,7 @@ def settings_of(*, workers: bool = False) -> kopf.OperatorSettings:
 
 
 async def connection_of(configuration: Configuration) -> kopf.ConnectionInfo:
-    """Return the credentials as kopf takes them, read again where they are refreshed."""
+    """Return the credentials in kopf's form, read again after a refresh."""
     key = await configuration.get_api_key_with_prefix("BearerToken")
     return kopf.ConnectionInfo(
         server=configuration.host,
@@ -96,7 +96,7 @@ async def connection_of(configuration: Configuration) -> kopf.ConnectionInfo:
     )
 
 
-# ---- the tasks that kopf starts, so that none of them outlives it
+# ---- tasks started by kopf, so that none outlives it
 
 _Tasks = WeakSet["asyncio.Task[Any]"]
 _RECORD: ContextVar[_Tasks | None] = ContextVar("_RECORD", default=None)
@@ -104,7 +104,7 @@ _RECORD: ContextVar[_Tasks | None] = ContextVar("_RECORD", default=None)
 
 @contextmanager
 def recorded_tasks() -> Iterator[Collection[asyncio.Task[Any]]]:
-    """Give the set of all tasks that are started inside, directly or by other tasks, while they exist."""
+    """Yield the set of all existing tasks that are started inside, directly or by other tasks."""
     loop = asyncio.get_running_loop()
     if loop.get_task_factory() is not _record:
         loop.set_task_factory(_record)
@@ -117,11 +117,11 @@ def recorded_tasks() -> Iterator[Collection[asyncio.Task[Any]]]:
 
 
 async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel those that still run, and those that they start meanwhile, and wait until they have ended.
+    """Cancel running tasks, and tasks that they start meanwhile, and wait until all have ended.
 
-    A task that has not ended after a while is cancelled again: kopf's `stream` takes a cancellation for its own where
-    it connects as kopf pauses, and then waits for the pause to end. Who is cancelled meanwhile still waits for them:
-    nobody else would cancel them again.
+    A task that has not ended after a while is cancelled again: kopf's `stream` takes a cancellation for its own if it
+    connects while kopf pauses, and then waits for the end of the pause. If cancelled, still wait for the tasks, as
+    nothing else would cancel them again.
     """
     cancelled: asyncio.CancelledError | None = None
     while left := [task for task in tasks if not task.done()]:

@@ -13,10 +13,10 @@ V = TypeVar("V")
 
 
 class Indexer(Generic[T]):
-    """By key (`namespace/name`): the value of an object, and as of which version.
+    """Values and versions of objects by key (`namespace/name`).
 
-    `parse` makes the value, None for an object that nobody needs; it is given the value of the version before and
-    called only for versions that are new. `changed` is called with (key, before, after) for every change.
+    `parse` makes the value, None for an object that is not needed; it gets the previous value and is called only for
+    new versions. `changed` is called with (key, before, after) for every change.
     """
 
     def __init__(
@@ -27,12 +27,12 @@ class Indexer(Generic[T]):
         self._values: dict[str, T] = {}
         self._versions: dict[str, int] = {}
         self._gone: dict[str, int] = {}
-        """Versions at which objects went, as long as an older list may still bring them."""
+        """Versions of deletions, while an older list may still contain the objects."""
         self.listed_version: int | None = None
-        """Version of the last list; None: not all is known."""
+        """Version of the last list; None: not all objects are known."""
 
     def get(self, key: str) -> T | None:
-        """Return the value of an object that is there."""
+        """Return the value of an object; None where it does not exist."""
         return self._values.get(key)
 
     def values(self) -> Iterator[T]:
@@ -40,17 +40,17 @@ class Indexer(Generic[T]):
         return iter(self._values.values())
 
     def mapping(self) -> Mapping[str, T]:
-        """Return the values by key; not to be changed."""
+        """Return the values by key, which must not be changed."""
         return self._values
 
     def is_gone(self, key: str, version: int) -> bool:
-        """Return whether the object is known not to exist as of `version` (False if it was not seen yet)."""
+        """Return whether the object is known not to exist as of `version` (False if not seen yet)."""
         if key in self._values:
             return False
         return key in self._gone or (self.listed_version is not None and self.listed_version >= version)
 
     def is_current(self, key: str, version: int) -> bool:
-        """Return whether what is known of an object is as of `version`, or newer."""
+        """Return whether the known state of an object is as of `version` or newer."""
         return version <= self._versions.get(key, -1) or version <= self._gone.get(key, -1)
 
     def put(self, raw: Raw) -> None:
@@ -73,9 +73,9 @@ class Indexer(Generic[T]):
             self._forget(key, version, remember=True)
 
     def replace(self, raws: Iterable[Raw], version: int, put: Iterable[str] = ()) -> None:
-        """Take note of all objects that are there as of `version`; what was known before and is not among them went.
+        """Record all objects as of `version`; known objects that are missing count as deleted.
 
-        `put` are the keys of some that were put already: with tens of thousands, to put them again takes long.
+        `put` are keys of objects that were put already, as putting tens of thousands again takes long.
         """
         there = set(put)
         for raw in raws:
@@ -88,7 +88,7 @@ class Indexer(Generic[T]):
         self.listed_version = max(version, self.listed_version or 0)
 
     def change(self, key: str, value: T) -> None:
-        """Replace the value of an object that is there and has not changed."""
+        """Replace the value of an existing object that has not changed."""
         before, self._values[key] = self._values[key], value
         self._changed(key, before, value)
 
@@ -102,7 +102,7 @@ class Indexer(Generic[T]):
 
 
 def discard(sets: dict[K, set[V]], key: K, value: V) -> None:
-    """Take `value` out of a set, and the set away with its last: names of nodes and pools are new again and again."""
+    """Remove `value` from a set, and the set when it is empty, as names of nodes and pools are ever new."""
     if (found := sets.get(key)) is not None:
         found.discard(value)
         if not found:

@@ -1,7 +1,7 @@
-"""Keeps the store up to date with complete lists at intervals, kopf's watches, and reads of doubtful pods.
+"""Keeps the store up to date by complete lists at intervals, kopf's watches, and reads of doubtful pods.
 
-The next list corrects what kopf's watches may miss (a lost event, a stream that hangs). Of nodes and pods it names only
-the versions, and what is not known of them is read. kopf is restarted when it ends; the lists continue meanwhile.
+The next list corrects omissions of kopf's watches (a lost event, a hanging stream). For nodes and pods it has only the
+versions, and unknown ones are read. kopf is restarted when it ends; the lists continue meanwhile.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 _LOOKS_AT_ONCE: Final = 8
 _READ_ONE_BY_ONE: Final = 50
-"""Most objects that are read one by one after a list of versions; if more are new, all are listed whole."""
+"""Maximum number of objects read one by one after a list of versions; if more are new, all are listed in full."""
 _LATE_SECONDS: Final = 0.5
-"""Delay of a report of a job that reports too often, in addition to that of its rate."""
+"""Delay of a report of a job that reports too often, in addition to the delay by its rate."""
 _IDENTITY: Final = ("namespace", "name", "uid", "resourceVersion")
 _LONG_ENOUGH: Final = 60.0
 """Seconds that kopf must have run for its end not to count as another failure in a row."""
@@ -54,7 +54,7 @@ class Informer:
         doubt: asyncio.Event,
         kopf_started: Callable[[], None] = lambda: None,
     ) -> None:
-        """`listed` is called when all was listed; `kopf_started` when kopf has put its signal handlers in.
+        """Take `listed`, called after complete lists, and `kopf_started`, called after kopf has set signal handlers.
 
         `doubt` is set when the store has doubtful pods.
         """
@@ -64,11 +64,11 @@ class Informer:
             resources.NODES: (store.nodes,),
             resources.PODS: (store.pods, store.loads),
         }
-        """What knows objects of kinds of which a cluster has thousands; what the first does not keep, another may."""
+        """Indexers of kinds with thousands of objects; objects that the first does not keep, another may."""
         self._relist = asyncio.Event()
         self._doubt = doubt
         self._refused: dict[resources.Resource, Status] = {}
-        """Kinds that could not be listed for want of their definition or of rights, and the API server's answer."""
+        """Kinds that could not be listed for lack of a definition or of rights, with the API server's answer."""
 
     async def run(self) -> None:
         """Keep the store up to date until cancelled."""
@@ -87,7 +87,7 @@ class Informer:
     # ---- lists
 
     async def list_all(self) -> None:
-        """List every kind once. `BackendError` where one cannot be: nothing is concluded from its absence."""
+        """List every kind once. Raises `BackendError` where one fails, so that nothing is concluded from absence."""
         classes = await self._client.list(resources.PRIORITY_CLASSES, None)
         self._store.replace(resources.PRIORITY_CLASSES, classes.items, classes.version)
         nodes = await self._list_large(resources.NODES)
@@ -106,10 +106,10 @@ class Informer:
         self._listed()
 
     async def _hear_of_ends(self) -> None:
-        """Take in which workers have ended and gone while no operator ran.
+        """Record workers that ended and were deleted while no operator ran.
 
-        API servers keep what happened for minutes, and at least for 75 s. An end that an earlier operator has not
-        recorded came after the last version of its job. If that is too long ago, later ends may still be known.
+        API servers keep events for minutes, and at least for 75 s. An end that an earlier operator has not recorded
+        came after the last version of its job. If that is too old, later ends may still be known.
         """
         since = sorted(self._store.versions_of_running_jobs())
         while since:
@@ -127,9 +127,9 @@ class Informer:
                 return
 
     async def _list_large(self, resource: resources.Resource, **selectors: Any) -> Listing:
-        """List a kind of which a cluster has thousands, and take in what is new; return which objects there are.
+        """List a kind with thousands of objects, and record new ones; return the identities of all.
 
-        Once the kind is known, only the versions are listed: the watches have shown nearly all there is.
+        Once the kind is known, only the versions are listed, as the watches have brought nearly all objects.
         """
         if self._large[resource][0].listed_version is not None:
             new: dict[str, resources.Raw] = {}
@@ -147,21 +147,21 @@ class Informer:
         return await self._client.list(resource, None, **selectors, keep=self._taking(resource))
 
     def _is_new(self, resource: resources.Resource, identity: resources.Raw) -> bool:
-        """Return whether an object is there, or is of a version, that the store does not know."""
+        """Return whether an object, or its version, is unknown to the store."""
         key, version = resources.key_of(identity), resources.version_of(identity)
         first, *others = self._large[resource]
         known = (first,) if first.get(key) is not None else (first, *others)
         return not any(indexer.is_current(key, version) for indexer in known)
 
     async def _read_again(self, resource: resources.Resource, metadata: resources.Raw) -> None:
-        """Take in an object as it is now. By a list, which the operator has the right to make of all kinds."""
+        """Record the current state of an object, by a list, which the operator may make of all kinds."""
         name = f"metadata.name={metadata['name']}"
         await self._client.list(resource, metadata.get("namespace"), fields=name, keep=self._taking(resource))
 
     def _taking(self, resource: resources.Resource) -> Callable[[resources.Raw], resources.Raw]:
-        """Return what takes in an object of a page at once, and returns only which one and of which version it is.
+        """Return a function that records an object of a page at once, and returns only its identity and version.
 
-        All pods or nodes of a large cluster take half a gigabyte.
+        All pods or nodes of a large cluster would take half a gigabyte.
         """
 
         def take(raw: resources.Raw) -> resources.Raw:
@@ -171,7 +171,7 @@ class Informer:
         return take
 
     async def _list_optional(self, resource: resources.Resource, namespaces: Sequence[str]) -> None:
-        """List a kind that an installation of an earlier chart has no definition of, or no right to read."""
+        """List a kind for which an installation of an earlier chart may lack the definition or the right to read."""
         try:
             lists = [await self._client.list(resource, namespace) for namespace in namespaces or (None,)]
         except ApiRefusalError as refusal:
@@ -181,13 +181,13 @@ class Informer:
             known = self._store.count(resource)  # an API server that has just started may not know a kind yet
             if self._refused.get(resource) != refusal.status:
                 self._refused[resource] = refusal.status
-                what = f"count as they were read last ({known})" if known else "do not count"
+                what = f"count as last read ({known})" if known else "do not count"
                 text = "%s cannot be read and %s; install crds/ and the chart's roles: %s"
                 logger.warning(text, plural, what, refusal)
             self._store.replace(resource, (), 0)
         else:
             if self._refused.pop(resource, None) is not None:
-                logger.info("%s can be read now", resource.plural)
+                logger.info("%s are readable now", resource.plural)
             items = [item for found in lists for item in found.items]
             self._store.replace(resource, items, min(found.version for found in lists))
 
@@ -205,7 +205,7 @@ class Informer:
                 return
             except BackendError as error:
                 pause = backoff.failed(self._clock.now())
-                logger.warning("the cluster cannot be listed, trying again in %.0f s: %s", pause, error)
+                logger.warning("cannot list the cluster; retrying in %.0f s: %s", pause, error)
                 await asyncio.sleep(pause)
 
     async def _list_regularly(self) -> None:
@@ -213,7 +213,7 @@ class Informer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.resync_seconds):
                     await self._relist.wait()
-            self._relist.clear()  # before the list, which need not have what is asked for meanwhile
+            self._relist.clear()  # before the list, which need not satisfy requests made during it
             await self._list_patiently()
 
     # ---- kopf
@@ -237,7 +237,7 @@ class Informer:
                 backoff.succeeded()
             pause = backoff.failed(now)
             plurals = ", ".join(resource.plural for resource in watched)
-            unreadable = not self._refused.keys().isdisjoint(watched)  # the list has warned of it, once
+            unreadable = not self._refused.keys().isdisjoint(watched)  # the list has warned of it once
             level = logging.DEBUG if unreadable else logging.WARNING
             logger.log(level, "the watch of %s ended, starting again in %.0f s: %s", plurals, pause, trouble)
             await asyncio.sleep(pause)
@@ -245,7 +245,7 @@ class Informer:
                 self._relist.set()
 
     async def _require_served(self, watched: Iterable[resources.Resource]) -> None:
-        """Raise `BackendError` where a kind is not served: kopf would watch the others, and never look again."""
+        """Raise `BackendError` where a kind is not served: kopf would watch the others and never check again."""
         if any(resource in self._refused for resource in watched):
             raise BackendError("it could not be listed")
         missing = [resource.plural for resource in watched if not await self._client.serves(resource)]
@@ -255,7 +255,7 @@ class Informer:
     async def _run_kopf(
         self, watched: tuple[resources.Resource, ...], namespaces: Sequence[str], *, workers: bool
     ) -> None:
-        """Run kopf until one of its tasks ends, and end all that it has begun; `kopf.operator` would end ours too."""
+        """Run kopf until one of its tasks ends, and end all that it started; `kopf.operator` would end ours too."""
         with recorded_tasks() as begun:
             tasks = await kopf.spawn_tasks(
                 registry=handlers.registry_of(self._store, self._configuration, watched),
@@ -271,7 +271,7 @@ class Informer:
                     task.result()
             finally:
                 try:
-                    await end(tasks)  # these end their own in order; what is left then was forgotten
+                    await end(tasks)  # these end their own in order; tasks left after that were forgotten
                 finally:
                     await end(begun)
 
@@ -282,12 +282,12 @@ class Informer:
             await asyncio.sleep(_LATE_SECONDS)
             for key in self._store.reports.late():
                 self._store.reports.read_late(key)
-                await asyncio.sleep(0)  # all else goes first, however many there are
+                await asyncio.sleep(0)  # all other tasks go first, however many reports there are
 
     # ---- doubtful pods
 
     async def _look_at_doubtful(self) -> None:
-        """Read each pod again that is doubtful. An answer that comes late, or never, delays no other pod's."""
+        """Read each doubtful pod again. A late or missing answer delays no other pod's."""
         limit, looking = asyncio.Semaphore(_LOOKS_AT_ONCE), set[str]()
 
         async def look(key: str) -> None:
@@ -298,7 +298,7 @@ class Informer:
                     async with limit:
                         found = await self._client.get(resources.PODS, pod.namespace, pod.name)
                 except BackendError as error:
-                    logger.warning("pod %s has ended or is gone, which of the two is not known: %s", pod.key, error)
+                    logger.warning("cannot read pod %s, which has ended or is gone: %s", pod.key, error)
                     await asyncio.sleep(backoff.failed(self._clock.now()))
                 else:
                     self._store.settle(pod, version, found)

@@ -1,9 +1,9 @@
-"""The jobs with what their specifications are read with, and the pods and reports that claim to be theirs. No I/O.
+"""The jobs, the inputs of their parsing, and the pods and reports that claim to be theirs. No I/O.
 
-Jobs are read again when a PriorityClass, LimitRange, volume or ResourceClaimTemplate changes that holds for them.
+A job is parsed again when one of its PriorityClasses, LimitRanges, volumes or ResourceClaimTemplates changes.
 
-Anyone may delete a pod that has ended: a clean-up, the pod garbage collector, who takes its node away. A worker's end
-would go with it. So what was last seen of a worker that had ended stays until its job has taken note of it.
+Anyone may delete an ended pod: a clean-up, the pod garbage collector, the removal of its node. The worker's end would
+be lost with it. So the last state of an ended worker is kept until its job has recorded the end.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ T = TypeVar("T")
 
 
 class PodIndex:
-    """Files each pod in one place."""
+    """Keeps each pod in one place."""
 
     def __init__(self) -> None:
         """Nothing is known yet."""
         self.by_job: dict[JobRef, dict[str, Pod]] = {}
-        """By the job that they claim as theirs, which need not exist: pods, by key; also those that are `gone`."""
+        """Pods, including `gone` ones, by the job that they claim, which need not exist, and by key."""
         self.foreign_workers: dict[str, Worker] = {}
-        """Pods of others, by key, and their ResourceClaims that hold devices, by name, as the planner counts them."""
+        """Foreign pods by key, and foreign ResourceClaims that hold devices by name, as workers for the planner."""
 
     def file(self, key: str, before: Pod | None, after: Pod | None) -> list[JobRef] | None:
-        """File a pod that has changed; return the jobs of which that is news, None where only its version is new."""
+        """Store a changed pod; return the jobs that it affects, None where only its version is new."""
         if (
             before is not None
             and after is not None
@@ -88,7 +88,7 @@ class PodIndex:
 
 
 class LastReports:
-    """The indexer of report ConfigMaps, and what follows from them."""
+    """The indexer of report ConfigMaps, and the last report of each job."""
 
     def __init__(
         self,
@@ -97,23 +97,23 @@ class LastReports:
         reported: Callable[[JobRef], None],
         announce: Callable[[], None],
     ) -> None:
-        """Nothing is known yet. `is_known` tells whether a job is there, `reported` is called when its leader reports.
+        """Take `is_known`, whether a job exists, and `reported`, called when its leader reports; nothing is known yet.
 
-        `announce` is called when the planner may want to know.
+        `announce` is called for changes that may affect the plan.
         """
         self._time, self._is_known, self._reported, self._announce = time, is_known, reported, announce
         self.indexer: Indexer[ReportObject] = Indexer(lambda raw, _: self._parse(raw), self._changed)
         self._last: dict[JobRef, ReportObject] = {}
-        """Of each job, and of jobs that are claimed and do not exist."""
+        """Last report of each job, including claimed jobs that do not exist."""
         self._late: set[str] = set()
-        """Keys of reports that are not read yet: their job reports too often, or is not known."""
+        """Keys of unread reports, whose job reports too often or is unknown."""
 
     def of(self, job: JobRef) -> ReportObject | None:
         """Return the last report of the leader of a job."""
         return self._last.get(job)
 
     def is_there(self, job: JobRef) -> bool:
-        """Return whether the ConfigMap is there into which the leader of a job reports; `of` outlives it."""
+        """Return whether the report ConfigMap of a job exists; `of` may outlive it."""
         found = self.indexer.get(f"{job.namespace}/{names.report_name(job.name)}")
         return found is not None and found.owner == job
 
@@ -122,7 +122,7 @@ class LastReports:
         return list(self._late)
 
     def read_late(self, key: str) -> None:
-        """Read a report that was not read when it came, where its job is known and may report again."""
+        """Read a report that was not read on arrival, if its job is known and may report again."""
         found = self.indexer.get(key)
         if found is None or found.newer is None:
             self._late.discard(key)
@@ -132,17 +132,17 @@ class LastReports:
                 self.indexer.change(key, known)
 
     def unread(self) -> dict[str, int]:
-        """Return by reason (`UnreadableReport`) how many jobs have a newest report that is not read."""
+        """Return the number of jobs whose newest report is not read, by reason (`UnreadableReport`)."""
         found = (report.unread for job, report in self._last.items() if self._is_known(job))
         counts = Counter(why for why in found if why is not None)
         return {str(why): counts[why] for why in UnreadableReport}
 
     def forget(self, job: JobRef) -> None:
-        """Forget the last report of a job that is gone."""
+        """Drop the last report of a job that is gone."""
         self._last.pop(job, None)
 
     def _parse(self, raw: Raw) -> ReportObject | None:
-        """Read the report of a job that is there."""
+        """Read the report of an existing job."""
         found = report_object(raw, self._time())
         if found is None:
             return None
@@ -157,7 +157,7 @@ class LastReports:
         if after is None:
             if before is not None and before.newer is not None and before.owner in self._last:
                 self._last[before.owner] = replace(before, newer=None)
-            return  # of a job that is there the last report counts
+            return  # an existing job keeps its last report
         if after.newer is None:
             self._late.discard(key)
         else:
@@ -171,39 +171,39 @@ class LastReports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobObject:
-    """A job's object, read."""
+    """A parsed job object."""
 
     key: str
     uid: str
     generation: int
     version: str
-    """Its `metadata.resourceVersion`, with that of its status."""
+    """Its `metadata.resourceVersion`, which includes its status."""
     deleting: bool
     orphans: bool
-    """Its deletion is to leave what it owns (`kubectl delete --cascade=orphan`)."""
+    """Its deletion must leave its dependents (`kubectl delete --cascade=orphan`)."""
     parsed: KubeJob | InvalidJob
     raw: Raw
-    """Without its status."""
+    """The object without its status."""
     status: Mapping[str, Any] | None
 
     @property
     def ref(self) -> JobRef:
-        """What its objects name as their owner."""
+        """The reference by which its objects name their owner."""
         namespace, _, name = self.key.partition("/")
         return JobRef(namespace, name, self.uid)
 
     @property
     def created_at(self) -> float:
-        """When it was made, epoch seconds."""
+        """Time of its creation, in epoch seconds."""
         return time_of(self.raw, "metadata", "creationTimestamp") or 0.0
 
 
 def job_object(
     raw: Raw, before: JobObject | None, settings: KubeSettings, parse: Callable[[Raw], KubeJob | InvalidJob]
 ) -> JobObject | None:
-    """Return a job of this operator, None for another's; `parse` reads its specification, if `before` has another one.
+    """Return a job of this operator, None for another's; `parse` reads its specification if it differs from `before`'s.
 
-    Another's workers count as pods of others.
+    Workers of another operator's jobs count as foreign pods.
     """
     if (text(raw, "spec", "controllerName") or DEFAULT_CONTROLLER) != settings.controller_name:
         return None
@@ -230,13 +230,13 @@ def job_object(
 
 
 class _Namespaced(Generic[T]):
-    """What an indexer knows, by namespace."""
+    """The values of an indexer by namespace."""
 
     def __init__(self) -> None:
         self._found = defaultdict[str, dict[str, T]](dict)
 
     def note(self, key: str, value: T | None) -> None:
-        """Take note of the value of an object; None: it is gone."""
+        """Record the value of an object; None: it is gone."""
         namespace = key.partition("/")[0]
         if value is not None:
             self._found[namespace][key] = value
@@ -249,7 +249,7 @@ class _Namespaced(Generic[T]):
 
 
 class JobInputs:
-    """One indexer for each of these kinds."""
+    """Indexers of jobs and of the inputs of their parsing."""
 
     def __init__(
         self,
@@ -257,22 +257,22 @@ class JobInputs:
         template: Callable[[str], DeviceRequest | None],
         job_changed: Callable[[str, JobObject | None, JobObject | None], None],
     ) -> None:
-        """Nothing is known yet. `template` looks up a ResourceClaimTemplate by key; `job_changed` is the indexer's."""
+        """Take `template`, the look-up of a ResourceClaimTemplate by key, and the indexer's `job_changed`."""
         self._settings, self._template, self._told = settings, template, job_changed
         self.jobs: Indexer[JobObject] = Indexer(self._parse_job, self._job_changed)
         self.priorities: Indexer[int] = Indexer(lambda raw, _: int(raw["value"]), self._priority_changed)
         self.limit_ranges: Indexer[Defaults] = Indexer(lambda raw, _: parse_limit_range(raw), self._defaults_changed)
-        """Those that have defaults for containers."""
+        """LimitRanges with defaults for containers."""
         self.claims: Indexer[str] = Indexer(lambda raw, _: volume_of(raw), self._claim_changed)
-        """The volumes that claims are bound to."""
+        """The volume to which each claim is bound."""
         self.volumes: Indexer[Terms] = Indexer(lambda raw, _: affinity_of(raw), self._volume_changed)
-        """The node affinity of those that have one."""
+        """The node affinity of volumes that have one."""
         self._jobs_in, self._defaults = _Namespaced[JobObject](), _Namespaced[Defaults]()
         self._claims_of = defaultdict[str, set[str]](set)
-        """By volume, the claims that are bound to it, by key."""
+        """Keys of the claims bound to each volume."""
 
     def template_changed(self, template: str) -> None:
-        """Read the jobs again whose pods claim devices by a ResourceClaimTemplate, by key."""
+        """Parse the jobs again whose pods claim devices by a ResourceClaimTemplate, given by key."""
         namespace, _, name = template.partition("/")
         for job in self._jobs_in.of(namespace):
             named = templates_of(mapping(job.raw, "spec", "template", "spec"))
@@ -287,16 +287,16 @@ class JobInputs:
         return parse_job(raw, self._settings, self._classes(), self._affinity_of, self._template, defaults)
 
     def _classes(self) -> Mapping[str, int] | None:
-        """Return the values of the PriorityClasses, None while they are not known."""
+        """Return the values of the PriorityClasses; None while they are unknown."""
         return None if self.priorities.listed_version is None else self.priorities.mapping()
 
     def _affinity_of(self, claim: str) -> Terms | None:
-        """Return the node affinity of the volume of a claim, by key."""
+        """Return the node affinity of the volume of a claim, given by key."""
         volume = self.claims.get(claim)
         return None if volume is None else self.volumes.get(volume)
 
     def _defaults_in(self, namespace: str) -> Defaults:
-        """Return what containers of a namespace request by default."""
+        """Return the default requests of containers in a namespace."""
         return largest(self._defaults.of(namespace))
 
     def _job_changed(self, key: str, before: JobObject | None, after: JobObject | None) -> None:
@@ -330,7 +330,7 @@ class JobInputs:
             self._reread_jobs_with(self._claims_of.get(key, ()))
 
     def _reread_jobs_with(self, claims: Collection[str]) -> None:
-        """Read the jobs again whose pods mount one of `claims`, by key."""
+        """Parse the jobs again whose pods mount one of `claims`, given by key."""
         for namespace in {claim.partition("/")[0] for claim in claims}:
             for job in self._jobs_in.of(namespace):
                 mounted = claims_of(mapping(job.raw, "spec", "template", "spec"))

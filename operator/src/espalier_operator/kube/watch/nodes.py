@@ -1,13 +1,13 @@
-"""The known nodes: which report, which workers are given up with a silent one, and what others use of each. No I/O.
+"""The known nodes: silent ones, workers given up with them, and use by foreign pods. No I/O.
 
-A kubelet that does not report is no proof that nothing runs: its pods may train on. So a base worker is given up when
-Kubernetes would evict it, after the pod's own `tolerationSeconds` for `node.kubernetes.io/unreachable` (300 s by
-default), and at once if the node is removed or marked as out of service, or the pod is being deleted. An extra worker
-holds no state, so it is given up at once.
+A silent kubelet does not prove that nothing runs: its pods may train on. So a base worker is given up when Kubernetes
+would evict it, after the pod's own `tolerationSeconds` for `node.kubernetes.io/unreachable` (300 s by default), and at
+once if the node is removed or marked as out of service, or the pod is being deleted. An extra worker holds no state, so
+it is given up at once.
 
-If most nodes fall silent at the same time, the control plane is probably what is ill, and nothing is given up. The
+If most nodes fall silent at the same time, the control plane is the likely cause, and nothing is given up. The
 thresholds are those of kube-controller-manager's node controller (`ComputeZoneState`, `--unhealthy-zone-threshold`),
-which stops evictions then; here they hold for the cluster, not for each zone.
+which stops evictions then; here they apply to the cluster, not to each zone.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from espalier_operator.kube.watch.indexer import Indexer
 from espalier_operator.model import Node, WorkerRole
 
 OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
-"""Key of the taint by which an administrator says that nothing runs on a node any more."""
+"""Key of the taint by which an administrator declares that nothing runs on a node any more."""
 WIDESPREAD_SHARE: Final = 0.55
-"""Of all nodes. A zone of two equal ones may be lost without reaching it."""
+"""Share of silent nodes from which an outage is widespread. The loss of one of two equal zones stays below it."""
 WIDESPREAD_NODES: Final = 3
-"""Fewer silent nodes are no widespread outage, unless they are all nodes."""
+"""Minimum number of silent nodes in a widespread outage, unless all nodes are silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreachablePods:
-    """What the nodes of some pods mean for them at a moment."""
+    """Pods affected by silent or missing nodes at a moment."""
 
     lost: frozenset[str] = frozenset()
-    """UIDs of pods that are given up."""
+    """UIDs of pods given up."""
     silent: frozenset[str] = frozenset()
-    """UIDs of pods whose node does not report, and that are not given up yet."""
+    """UIDs of pods whose node does not report and that are not given up yet."""
     next_at: float | None = None
-    """When the next one is given up if nothing else changes."""
+    """Time at which the next one is given up if nothing else changes."""
 
 
 def is_widespread(silent: int, nodes: int) -> bool:
-    """Return whether the cause is probably not the nodes, because too many of them do not report."""
+    """Return whether too many nodes are silent for the nodes to be the likely cause."""
     return silent > 0 and (silent == nodes or (silent >= WIDESPREAD_NODES and silent / nodes >= WIDESPREAD_SHARE))
 
 
 def given_up_at(pod: Pod, node: Node, *, widespread: bool) -> float | None:
-    """Return when `pod` on a `node` that does not report is given up, epoch seconds; None: not as things are."""
+    """Return when `pod` on a silent `node` is given up, in epoch seconds; None: not in the current state."""
     if pod.deleting or any(taint.key == OUT_OF_SERVICE for taint in node.taints):
         return -math.inf
     if widespread:
@@ -61,9 +61,9 @@ def given_up_at(pod: Pod, node: Node, *, widespread: bool) -> float | None:
 
 
 def reach_of(pods: Iterable[Pod], nodes: Mapping[str, Node | None], now: float, *, widespread: bool) -> UnreachablePods:
-    """Return the reach of `pods` at `now`; `nodes` has those that they are bound to, None for one that is gone.
+    """Return the affected `pods` at `now`; `nodes` has the nodes that they are bound to, None for a deleted one.
 
-    A node that is missing in `nodes` is not known yet, and counts as one that reports.
+    A node missing in `nodes` is not known yet, and counts as reporting.
     """
     lost, silent, later = set(), set(), []
     for pod in pods:
@@ -86,14 +86,14 @@ class NodeHealth:
     """Follows the nodes of an indexer."""
 
     def __init__(self) -> None:
-        """No node is known yet."""
+        """Start without nodes."""
         self._silent: set[str] = set()
         """Names of the nodes that do not report."""
         self._widespread = False
-        """Most nodes do not report."""
+        """Whether most nodes do not report."""
 
     def changed(self, key: str, before: Node | None, after: Node | None, nodes: int) -> set[str]:
-        """Take in a change of a node, one of `nodes`; return the names of those whose pods it means something for."""
+        """Record a change of one of `nodes` nodes; return the names of the nodes whose pods it affects."""
         touched = set()
         if (before is None, _essence(before)) != (after is None, _essence(after)):
             touched.add(key)
@@ -105,10 +105,10 @@ class NodeHealth:
         return touched
 
     def of(self, pods: Iterable[Pod], nodes: Indexer[Node], now: float) -> UnreachablePods:
-        """Return what the nodes of `pods` mean for them at `now`.
+        """Return the `pods` affected by silent or missing nodes at `now`.
 
-        An unknown node counts as one that reports until a list younger than the pod lacks it: events of pods may come
-        before those of their nodes.
+        An unknown node counts as reporting until a list newer than the pod lacks it: events of pods may come before
+        those of their nodes.
         """
         pods, found = list(pods), {}
         for pod in pods:
@@ -120,14 +120,14 @@ class NodeHealth:
 
 
 def _essence(node: Node | None) -> tuple[object, ...]:
-    """Return what decides on the pods of a node."""
+    """Return the properties of a node that decide on its pods."""
     if node is None:
         return ()
     return node.ready, node.silent_since, any(taint.key == OUT_OF_SERVICE for taint in node.taints)
 
 
 class NodeUsage:
-    """Counts what pods take; the planner counts workers of our jobs itself."""
+    """Counts the loads of pods; the planner counts workers of our jobs itself."""
 
     def __init__(
         self,
@@ -137,18 +137,18 @@ class NodeUsage:
         announce: Callable[[], None],
         time: Callable[[], float],
     ) -> None:
-        """Nothing is used. `node` and `devices_on` look up a node and its devices; the others are as of the store."""
+        """Take look-ups of a node and its devices, and the store's `announce` and `time`; nothing is used yet."""
         self._settings, self._node, self._devices_on, self._announce = settings, node, devices_on, announce
         self._time = time
         self._used: dict[str, Counter[str]] = defaultdict(Counter)
-        """By node."""
+        """Used amounts by node."""
         self._counted: dict[str, Load] = {}
-        """By pod: what of `_used` is its."""
+        """The counted load of each pod."""
         self.planned_nodes: dict[str, Node] = {}
-        """By name: the nodes as the planner sees them, with what is used of them."""
+        """The planner's nodes, with their use by foreign pods, by name."""
 
     def count(self, key: str, load: Load | None) -> None:
-        """Count what a pod takes, in place of what was counted of it before."""
+        """Replace the counted load of a pod."""
         before = self._counted.pop(key, None)
         if load is not None:
             self._counted[key] = load
@@ -158,16 +158,16 @@ class NodeUsage:
                 for name, amount in each.requests:
                     used[name] += sign * amount
                 if not any(used.values()):
-                    del self._used[each.node]  # names of nodes are new again and again
+                    del self._used[each.node]  # names of nodes are ever new
                 self.see(each.node)
 
     def see(self, name: str) -> None:
-        """Bring what the planner sees of a node up to date."""
+        """Update the planner's nodes of a machine."""
         node = self._node(name)
         seen: dict[str, Node] = {}
         if node is not None:
             node = replace(node, resources={**node.resources, **self._devices_on(name)})
-            # Nothing is placed on a node without GPUs, whatever comes and goes there.
+            # Nothing is placed on a node without GPUs, so other changes there do not matter.
             if node.allocatable or any(node.resources.get(each) for each in self._settings.other_gpu_resources):
                 node = replace(node, used=dict(+self._used.get(name, Counter())))
             seen = {each.name: each for each in nodes.nodes_of(node, self._settings, self.planned_nodes)}
@@ -182,7 +182,7 @@ class NodeUsage:
                 self._announce()
 
     def _fell(self, before: Node | None, after: Node) -> tuple[tuple[float, int], ...]:
-        """Return `Node.fell`. Before it was first seen, a node may have had all GPUs that are not healthy."""
+        """Return `Node.fell`. Before it was first seen, a node may have had its unhealthy GPUs."""
         now = self._time()
         if before is None:
             lacking = after.unhealthy.get(nodes.resource_of_type(after.gpu_type, self._settings), 0)

@@ -1,7 +1,7 @@
-"""The known state of the cluster in memory: lists and watch events fill it, the backend reads it. No I/O, no decisions.
+"""The known state of the cluster, filled by lists and watch events, read by the backend. No I/O, no decisions.
 
-Nothing may be concluded from missing objects until every kind has been listed, or while the lists are too old: then the
-state of the cluster is unknown (`Store.unknown`).
+Missing objects prove nothing until every kind has been listed, or while the lists are too old: then the state of the
+cluster is unknown (`Store.unknown`).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from espalier_operator.model import NamespaceLimit, Node, Worker
 
 Limits = tuple[NamespaceLimit, ...]
 NAMESPACED: Final = (resources.JOBS, resources.CONFIG_MAPS)
-"""Kinds of which only those in the namespaces looked after are watched."""
+"""Kinds that are watched only in the managed namespaces."""
 CLUSTER_WIDE: Final = (resources.NODES, resources.PODS, resources.PRIORITY_CLASSES)
-"""Kinds that are watched everywhere: GPUs know no namespaces."""
+"""Kinds that are watched everywhere, as GPUs have no namespace."""
 _LIMITING: Final = (resources.RESOURCE_QUOTAS, resources.LIMIT_RANGES, resources.CLAIMS)
-"""Optional kinds of which only those in the namespaces looked after are watched."""
+"""Optional kinds that are watched only in the managed namespaces."""
 OF_KUEUE: Final = (resources.RESOURCE_FLAVORS, resources.WORKLOADS)
 CONSTRAINING: Final = (*_LIMITING, resources.VOLUMES, *resources.DEVICE_KINDS, *OF_KUEUE)
-"""Kinds that say where and how many workers fit. Without the right to read them, kube-scheduler and the API server
-refuse what does not fit."""
+"""Kinds that limit where and how many workers fit. Without the right to read them, refusals are left to
+kube-scheduler and the API server."""
 
 
 class Store:
-    """One indexer for each kind, and what follows from them: which jobs have news, which pods belong to which job."""
+    """One indexer for each kind, with the changed jobs and the pods of each job."""
 
     def __init__(
         self,
@@ -52,22 +52,21 @@ class Store:
         changed: Callable[[], None] = lambda: None,
         doubted: Callable[[], None] = lambda: None,
     ) -> None:
-        """Nothing is known yet. `time` is the clock of `received_at` and `listed_at`, epoch seconds.
+        """Start empty. `time` is the clock of `received_at` and `listed_at`, in epoch seconds.
 
-        `changed` is called after each change that the planner may want to know of, `doubted` when a pod becomes
-        doubtful.
+        `changed` is called after each change that may affect the plan, `doubted` when a pod becomes doubtful.
         """
         self._settings, self._time, self._tell, self._doubted = settings, time, changed, doubted
         self._others_changed = False
-        """There is news of more than the pods and reports of jobs."""
+        """Something other than pods and reports of jobs has changed."""
         self.listed_at: float | None = None
-        """When all kinds were last listed."""
+        """Time of the last list of all kinds."""
         self.received_at: dict[str, float] = {}
-        """By kind (plural): when a list or a watch last brought something."""
+        """Time of the last delivery by a list or a watch, by kind (plural)."""
         self.nodes: Indexer[Node] = Indexer(self._parse_node, self._node_changed)
         self.pods: Indexer[Pod] = Indexer(self._parse_pod, self._pod_changed)
         self.loads: Indexer[Load] = Indexer(lambda raw, _: parse_load(raw, self._settings), self._load_changed)
-        """What pods take of their nodes, whether they hold GPUs or not."""
+        """Loads of pods on their nodes, with or without GPUs."""
         self.reports = LastReports(time, self._is_known, lambda job: self._mark(self._reported, job), changed)
         self.queue_objects: Indexer[QueueObject] = Indexer(lambda raw, _: parse_queue_object(raw), self._queue_changed)
         self.quotas: Indexer[Limits] = Indexer(lambda raw, _: parse_quota(raw) or None, self._quota_changed)
@@ -75,12 +74,12 @@ class Store:
         self.workloads: Indexer[Workload] = Indexer(
             lambda raw, _: parse_workload(raw, self._settings), self._workload_changed
         )
-        """Those of Kueue that claim a job as their owner, and those of others that wait."""
+        """Kueue's Workloads that claim a job as their owner, and foreign ones that wait."""
         self._workloads_of = defaultdict[JobRef, set[str]](set)
         self.devices = Devices(
             settings, self._devices_changed, self._see_claims, lambda template: self.inputs.template_changed(template)
         )
-        """Those of dynamic resource allocation."""
+        """Devices of dynamic resource allocation."""
         self.inputs = JobInputs(settings, self.devices.templates.get, self._job_changed)
         self.jobs = self.inputs.jobs
         self._indexers: Mapping[Resource, Indexer[Any]] = {
@@ -105,16 +104,16 @@ class Store:
         self.pods_by_job, self.foreign_workers = self._filed.by_job, self._filed.foreign_workers
         self._claimed = ClaimedDevices(settings, time, self.devices, self.pods, self.loads, self.foreign_workers)
         self.doubtful: dict[str, tuple[Pod, int]] = {}
-        """Pods of ours that are not watched as of a version: ended or gone, to be read again."""
+        """Our pods that are unwatched since a version, ended or gone, to be read again."""
         self.overwritten: set[str] = set()
-        """UIDs of jobs whose status changed, whoever wrote it."""
+        """UIDs of jobs whose status changed, by any writer."""
         self._changed, self._reported = set[str](), set[str]()
         self._by_uid: dict[str, JobObject] = {}
 
-    # ---- filling
+    # ---- updates
 
     def take(self, resource: Resource, event: str | None, raw: Raw) -> None:
-        """Take in a watch event."""
+        """Record a watch event."""
         self.received_at[resource.plural] = self._time()
         indexer = self._indexers[resource]
         key = key_of(raw)
@@ -127,19 +126,19 @@ class Store:
             self.loads.drop(key, version_of(raw))
             last, pod = parse_pod(raw, self._settings), self.pods.get(key)
             if last.owner is not None and last.done:
-                indexer.put(raw)  # this is the last that is heard of how its worker ended
+                indexer.put(raw)  # the last information on the end of its worker
             elif pod is not None and pod.owner is not None and pod.uid == last.uid:
                 self.doubt(pod, version_of(raw))
                 return
         indexer.drop(key, version_of(raw))
 
     def doubt(self, pod: Pod, version: int) -> None:
-        """Take note that a pod of ours is not, or no longer, watched as of `version`, and may have ended or gone."""
+        """Mark one of our pods as doubtful: since `version` it is unwatched and may have ended."""
         self.doubtful[pod.key] = (pod, version)
         self._doubted()
 
     def replace(self, resource: Resource, items: Iterable[Raw], version: int, taken: Collection[str] = ()) -> None:
-        """Take in a list of all objects of a kind: `items`, and by key those that were taken in already."""
+        """Record a list of all objects of a kind: `items`, and the keys of those `taken` already."""
         self.received_at[resource.plural] = self._time()
         items = list(items)  # pods are read twice
         self._indexers[resource].replace(items, version, taken)
@@ -147,15 +146,15 @@ class Store:
             self.loads.replace(items, version, taken)
 
     def count(self, resource: Resource) -> int:
-        """Return how many objects of a kind are known."""
+        """Return the number of known objects of a kind."""
         return len(self._indexers[resource].mapping())
 
     def all_listed(self) -> None:
-        """Take note that all kinds have just been listed."""
+        """Record that all kinds have just been listed."""
         self.listed_at = self._time()
 
     def settle(self, pod: Pod, version: int, found: Raw | None) -> None:
-        """Take in what a pod is that was doubtful as of `version`: `found`, or gone."""
+        """Record the state of a pod that was doubtful as of `version`: `found`, or gone."""
         if self.doubtful.get(pod.key) == (pod, version):
             del self.doubtful[pod.key]
         if found is not None and found["metadata"]["uid"] == pod.uid:
@@ -163,29 +162,29 @@ class Store:
         else:
             self.pods.drop(pod.key, max(version, int(pod.resource_version)))
 
-    # ---- reading
+    # ---- queries
 
     def unknown(self) -> list[str]:
-        """Return the kinds that were never listed; those that need not be known are listed before them."""
+        """Return the required kinds that were never listed; optional kinds are listed before them."""
         needed = (item for item in self._indexers.items() if item[0] not in CONSTRAINING)
         return [resource.plural for resource, indexer in needed if indexer.listed_version is None]
 
     def has_news(self, uid: str) -> bool:
-        """Return whether `take_changed` would name the job of this UID."""
+        """Return whether `take_changed` would return the job of this UID."""
         return uid in self._changed
 
     def take_changed(self) -> set[str]:
-        """Return the UIDs of jobs that have news since the last call: their object, pods or nodes."""
+        """Return the UIDs of jobs whose object, pods or nodes have changed since the last call."""
         changed, self._changed = self._changed, set()
         return changed
 
     def take_others_changed(self) -> bool:
-        """Return whether there is news since the last call of more than the pods and reports of jobs that are there."""
+        """Return whether anything other than pods and reports of existing jobs has changed since the last call."""
         changed, self._others_changed = self._others_changed, False
         return changed
 
     def forget(self, pods: Iterable[Pod]) -> None:
-        """Drop pods that are gone, and whose ends are recorded."""
+        """Drop pods that are gone and whose ends are recorded."""
         for pod in pods:
             self._filed.forget(pod)
 
@@ -199,19 +198,19 @@ class Store:
         return self._by_uid.get(uid)
 
     def versions_of_running_jobs(self) -> set[int]:
-        """Return the versions as of which jobs are known that have been admitted and have not ended."""
+        """Return the known versions of jobs that have been admitted and have not ended."""
         jobs = (job for job in self.jobs.values() if mapping(job.status, "scheduling").get("admittedAt"))
         return {int(job.version) for job in jobs if not mapping(job.status).get("completionTime")}
 
     def workloads_of(self, job: JobRef) -> list[Workload]:
-        """Return the Workloads of a job; those of other names are not its own."""
+        """Return the Workloads of a job, without those of other names, which are not its own."""
         found = (self.workloads.get(key) for key in self._workloads_of.get(job, ()))
         own = (each for each in found if each is not None)
         name = partial(names.workload_name, job.name, job.uid)
         return [each for each in own if each.key == f"{job.namespace}/{name(each.extra)}"]
 
     def queued(self, running: Container[JobRef]) -> Iterator[Worker]:
-        """Yield the pods of the Workloads that Kueue has not admitted yet; those of jobs that run have their GPUs."""
+        """Yield the pods of Workloads that Kueue has not admitted yet, except `running` jobs, which have their GPUs."""
         for workload in self.workloads.values():
             if workload.owner is None or workload.owner not in running:
                 yield from tolerating(workload.waits, self.flavors.values())
@@ -221,9 +220,9 @@ class Store:
         return self.pods_by_job.get(job, {}).values()
 
     def misattributed(self) -> dict[str, int]:
-        """Return by kind (plural) how many objects claim a job that is not theirs: its namespace or name is another's.
+        """Return the number of objects that claim a job of another namespace or name as theirs, by kind (plural).
 
-        They are never seen as the job's.
+        They are never counted as the job's.
         """
         pods = sum(len(pods) for ref, pods in self.pods_by_job.items() if self._is_forged(ref))
         reports = sum(self._is_forged(report.owner) for report in self.reports.indexer.values())
@@ -234,7 +233,7 @@ class Store:
         return job is not None and job.ref != claimed
 
     def reach_of(self, pods: Iterable[Pod], now: float) -> UnreachablePods:
-        """Return what the nodes of `pods` mean for them at `now`."""
+        """Return the `pods` affected by silent or missing nodes at `now`."""
         return self._reach.of(pods, self.nodes, now)
 
     # ---- parsing
@@ -243,7 +242,7 @@ class Store:
         return parse_node(raw, self._settings)
 
     def _parse_pod(self, raw: Raw, before: Pod | None) -> Pod | None:
-        """Read a pod that holds or wants GPUs, or is ours; most pods of a cluster are neither."""
+        """Parse a pod that holds or wants GPUs, or is ours; most pods of a cluster are neither."""
         claimed = self.devices.claimed_by(raw, is_worker=worker_of(raw)[0] is not None)
         if not concerns_gpus(raw, self._settings, claimed):
             return None
@@ -253,7 +252,7 @@ class Store:
             pod = replace(pod, ended_first=before.ended_first or by_itself)
         return pod if pod.owner is not None or (pod.gpus and not pod.ended) else None
 
-    # ---- what follows from a change
+    # ---- consequences of changes
 
     def _job_changed(self, key: str, before: JobObject | None, after: JobObject | None) -> None:
         if before is not None and (after is None or after.uid != before.uid):
@@ -288,7 +287,7 @@ class Store:
         self._see_claims(self.devices.claims_of_pod.get(key, ()))
 
     def _announce(self) -> None:
-        """Report news of more than a job's own pods or report: a plan must take it in."""
+        """Report a change beyond a job's own pods or report, which the next plan must include."""
         self._others_changed = True
         self._tell()
 
@@ -299,7 +298,7 @@ class Store:
             self._see_claims(self.devices.claims_of_pod.get(key, ()))
 
     def _count_pods_of(self, job: JobRef) -> None:
-        """Count what pods take that claim a job, now that it is, or is no longer, one of ours."""
+        """Recount the loads of pods that claim a job, after it has become, or ceased to be, one of ours."""
         for key in self.pods_by_job.get(job, ()):
             self._count(key, self.loads.get(key))
 
@@ -320,7 +319,7 @@ class Store:
         self._announce()
 
     def _queue_changed(self, key: str, before: QueueObject | None, after: QueueObject | None) -> None:
-        # What decides about jobs, and what the status of a queue says of its specification.
+        # The parts that decide about jobs, and the generation in the status of a queue.
         if before is None or after is None or (before.queue, before.generation) != (after.queue, after.generation):
             self._announce()
 
@@ -360,7 +359,7 @@ class Store:
         self._tell()
 
     def _mark(self, uids: set[str], job: JobRef) -> None:
-        """Add the UID of a job; not where an object claims a job that is not its own."""
+        """Add the UID of a job, unless an object claims a job that is not its own."""
         if not self._is_forged(job):
             uids.add(job.uid)
 
@@ -370,11 +369,11 @@ class Store:
 
 
 def optional_kinds(settings: KubeSettings) -> tuple[tuple[Resource, bool], ...]:
-    """Return the kinds that an installation may lack, or whose rights it may, as one of an earlier chart.
+    """Return (kind, whether it is watched only in the managed namespaces) for kinds that an installation may lack.
 
-    And whether only those in the namespaces looked after are watched. Each is watched by itself. The kinds of dynamic
-    resource allocation, which many clusters lack, are watched only if the settings name a DeviceClass, those of Kueue
-    only if they say so.
+    An installation by an earlier chart may lack the kinds, or the rights to read them. Each is watched by itself. The
+    kinds of dynamic resource allocation, which many clusters lack, are watched only if the settings name a DeviceClass,
+    Kueue's only if the settings enable it.
     """
     kinds = (resources.QUEUES, *CONSTRAINING)
     left_out = {*(() if settings.device_classes else resources.DEVICE_KINDS), *(() if settings.kueue else OF_KUEUE)}

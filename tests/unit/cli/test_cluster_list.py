@@ -1,4 +1,4 @@
-"""`espalier list`: rows of jobs, and the words they are made of."""
+"""Lists of jobs, and of what holds GPUs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,30 @@ from typing import Any
 import pytest
 from cluster_objects import (
     NOW,
+    SETTINGS,
     Object,
     acted,
     admitted,
     job,
+    lists,
     looked_at,
+    node,
+    pod,
     report,
     time,
     worker,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from espalier_cli.cluster.list_command import COLUMNS, WIDE_COLUMNS, entry_of, row_of
 from espalier_cli.cluster.output import count, duration, print_table, short
+from espalier_cli.cluster.top_command import overview
+from espalier_cli.cluster.usage import use_by_job, use_by_type, why_not
 from espalier_core.k8s.jobs import job_of, standing
 from espalier_core.types.reasons import Reason
+from espalier_operator.kube.snapshot import seen_by_operator
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import Fail
 
 RUNNING = job("digits", maxReplicas=2, queue="research")
@@ -132,3 +142,142 @@ def test_a_table_that_is_no_terminal_is_neither_cut_nor_padded(capsys: pytest.Ca
     assert lines[0] == "NAME   N  WHY"
     assert lines[1] == f"a     10  {'w ' * 200}".rstrip()
     assert lines[2] == "bb     7  [red]x[/red]"
+
+
+def taint(key: str) -> Object:
+    return {"key": key, "effect": "NoSchedule"}
+
+
+A, B = admitted(job("a", minReplicas=2), gpu_type="x"), admitted(job("b", maxReplicas=3), gpu_type="x", extra=2)
+OVERVIEW = lists(
+    jobs=[A, B],
+    pods=[
+        *(worker(A, "n", index=index) for index in range(2)),
+        worker(B, "n"),
+        worker(B, "m", role=WorkerRole.EXTRA, attempt=2),
+        pod("other", 1, "m", namespace="kube-system"),
+        pod("waits", 2, None, namespace="ci", phase="Pending"),
+        {**worker(job("gone"), "m"), "metadata": worker(job("gone"), "m")["metadata"] | {"deletionTimestamp": time()}},
+    ],
+    nodes=[
+        node("n", 3, "x"),
+        node("m", 5, "x"),
+        node("away", 8, "y", ready=False),
+        node("cordoned", 4, "x", unschedulable=True),
+        node("reserved", 2, "x", taints=[{"key": "team", "effect": "NoSchedule"}]),
+        node("without", 0),
+    ],
+)
+
+
+def test_gpus_by_type_add_up() -> None:
+    types = {use["type"]: use for use in overview(OVERVIEW, NOW, SETTINGS)["types"]}
+    assert types["x"] == {
+        "type": "x",
+        "nodes": 2,
+        "total": 8,
+        "base": 3,
+        "lent": 1,
+        "others": 1,
+        "terminating": 1,
+        "promised": 1,
+        "free": 1,
+        "largestFreeOnANode": 2,
+        "heldBeyondAllocatable": 0,
+    }
+    assert (types["y"]["nodes"], types["y"]["total"], types["y"]["free"]) == (0, 0, 0)
+
+
+def test_who_holds_what_and_which_nodes_do_not_count() -> None:
+    whole = overview(OVERVIEW, NOW, SETTINGS)
+    assert [(use["job"], use["base"], use["lent"], use["promised"]) for use in whole["jobs"]] == [
+        ("default/b", 1, 1, 1),
+        ("default/a", 2, 0, 0),
+    ]
+    assert [tuple(entry.values()) for entry in whole["others"]] == [
+        ("ci", 0, 2),
+        ("default", 1, 0),
+        ("kube-system", 1, 0),
+    ]
+    assert {entry["name"]: entry["why"] for entry in whole["nodesNotCounted"]} == {
+        "away": ["not ready"],
+        "cordoned": ["cordoned"],
+        "reserved": ["tainted team:NoSchedule"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("raw", "reasons"),
+    [
+        (node("n", 1), []),
+        (node("n", 1, taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]), []),
+        (node("n", 1, taints=[{"key": "x", "effect": "PreferNoSchedule"}]), []),
+        (node("n", 1, taints=[{"key": "x", "effect": "NoExecute"}]), ["tainted x:NoExecute"]),
+        (
+            node(
+                "n", 1, unschedulable=True, taints=[{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]
+            ),
+            ["cordoned"],
+        ),
+        (
+            node("n", 1, taints=[taint("node.kubernetes.io/disk-pressure")]),
+            ["tainted node.kubernetes.io/disk-pressure:NoSchedule"],
+        ),
+    ],
+)
+def test_why_a_node_does_not_count(raw: Object, reasons: list[str]) -> None:
+    assert why_not(raw, SETTINGS) == reasons
+    snapshot = seen_by_operator(lists(nodes=[raw]), NOW, SETTINGS).snapshot
+    assert (not reasons) == snapshot.rules.takes_workers(snapshot.nodes[0])  # the planner is of the same opinion
+
+
+def test_gpus_that_failed_in_use_are_named() -> None:
+    use = use_by_type(seen_by_operator(lists(pods=[pod("p", 3, "n")], nodes=[node("n", 2)]), NOW, SETTINGS).snapshot)[0]
+    assert (use.total, use.others, use.free, use.short) == (2, 3, 0, 1)
+
+
+@given(st.data())
+def test_whoever_holds_gpus_they_add_up(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(0, 8), min_size=1, max_size=4))
+    nodes = tuple(
+        Node(name=f"n{index}", gpu_type=data.draw(st.sampled_from("xy")), allocatable=size)
+        for index, size in enumerate(sizes)
+    )
+    places = [*(entry.name for entry in nodes), None, "gone"]
+    workers = tuple(
+        Worker(
+            name=f"w{index}",
+            job="default/a" if role is not WorkerRole.FOREIGN else None,
+            role=role,
+            index=index,
+            node=data.draw(st.sampled_from(places)),
+            gpus=data.draw(st.integers(0, 3)),
+            state=data.draw(st.sampled_from(WorkerState)),
+        )
+        for index, role in enumerate(data.draw(st.lists(st.sampled_from(WorkerRole), max_size=8)))
+    )
+    terms = JobTerms(min_replicas=1, max_replicas=4, time_budget_seconds=10.0)
+    facts = JobFacts(key="default/a", terms=terms, submitted_at=0.0, admitted_at=0.0, gpu_type="x", extra=2)
+    snapshot = Snapshot(taken_at=1.0, nodes=nodes, workers=workers, jobs=(facts,))
+    for use in use_by_type(snapshot):
+        held = use.base + use.lent + use.others + use.terminating
+        assert use.total + use.short == held + use.free + min(use.promised, use.total + use.short - held)
+        assert 0 <= use.largest_free <= use.total
+    for entry in use_by_job(snapshot):
+        assert entry.held == sum(w.gpus for w in workers if w.job and w.node) + entry.promised
+
+
+def blaming(name: str, *nodes: str, **entry: object) -> Object:
+    raw = admitted(job(name), gpu_type="x")
+    entries = [{"node": each, "lastTime": time(600.0), "message": "Allocate failed", **entry} for each in nodes]
+    raw["status"]["scheduling"]["avoidedNodes"] = entries
+    return raw
+
+
+def test_nodes_that_jobs_avoid_are_shown_with_the_last_cause() -> None:
+    jobs = [blaming("a", "n", refused=True), blaming("b", "n", "m", refused=True, elsewhere=True)]
+    shown = overview(lists(jobs=jobs, nodes=[node("n", 3, "x")]), NOW, SETTINGS)["nodesAvoided"]
+    assert shown == [
+        {"node": "m", "jobs": 1, "byAll": False, "seconds": 1200.0, "message": "Allocate failed"},
+        {"node": "n", "jobs": 2, "byAll": True, "seconds": 1200.0, "message": "Allocate failed"},
+    ]

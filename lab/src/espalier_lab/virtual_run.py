@@ -1,9 +1,9 @@
-"""Training runs of studies: the built-in trainer under a clock of the study, from a checkpoint to a moment or the end.
+"""Training runs of studies: the built-in trainer with the study's clock, from a checkpoint to a moment or the end.
 
-A study trains many runs that have their beginning in common. Each continues in memory from the checkpoint of another
-(`VirtualRun.start`), and its last checkpoint is in what it came to (`FinishedRun.checkpoint`). Time is what the clock
-in `services.scheduler` says: `VirtualScheduler`, where a step costs what the study says; `ChargedScheduler`, which also
-lets time pass for anything else; or `WallScheduler`, real time with arrivals that are known beforehand.
+A study trains many runs with a common beginning. Each continues in memory from the checkpoint of another
+(`VirtualRun.start`), and its result has its last checkpoint (`FinishedRun.checkpoint`). The clock in
+`services.scheduler` determines time: `VirtualScheduler`, where the study sets the cost of a step; `ChargedScheduler`,
+which also lets time pass for anything else; or `WallScheduler`, real time with arrivals that are known beforehand.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from espalier_trainer.distillation.shrinking import ShrinkOptions
 
 NEVER: Final = 1_000_000
-"""Epochs between evaluations of a run that is not evaluated on the way."""
+"""Epochs between evaluations of a run without evaluations on the way."""
 NO_CHECKPOINTS_SECONDS: Final = 86_400
-"""Interval of checkpoints of a run that is only saved where it stops."""
+"""Interval of checkpoints of a run that is only saved at its end."""
 
 
 def undisturbed(job: AdaptiveTrainingJob, **changes: Any) -> AdaptiveTrainingJob:
@@ -55,17 +55,17 @@ def undisturbed(job: AdaptiveTrainingJob, **changes: Any) -> AdaptiveTrainingJob
 
 @dataclass
 class CheckpointInMemory(CheckpointStore):
-    """Gives a run the checkpoint that it begins with, and holds its last one."""
+    """Provides the starting checkpoint of a run, and stores its last one."""
 
     start: Checkpoint | None = None
     last: Checkpoint | None = None
 
     def load_latest(self) -> Checkpoint | None:
-        """Return the checkpoint to begin with."""
+        """Return the starting checkpoint."""
         return self.start
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Hold it: its tensors are the run's own, so only the one of the end is good for anything."""
+        """Store it: its tensors belong to the run, so only the one of the end is usable."""
         self.last = checkpoint
         return self.folder
 
@@ -84,9 +84,9 @@ class WallScheduler(VirtualScheduler):
     """Real time, with arrivals that are known beforehand."""
 
     time_scale: float = 1.0
-    """Budget seconds in a wall second: less than 1 where steps are to count as if they were faster."""
+    """Budget seconds per wall second: less than 1 to simulate faster steps."""
     clock: Callable[[], float] = time.monotonic
-    """Returns seconds; `time.process_time` where the load of the machine shall not count."""
+    """Returns seconds; `time.process_time` excludes the load of the machine."""
     _started: float = field(init=False, default=0.0)
     _used_before: float = field(init=False, default=0.0)
 
@@ -109,39 +109,39 @@ class WallScheduler(VirtualScheduler):
         return self.time_left() / self.time_scale
 
     def step_finished(self, architecture: Architecture | None) -> None:
-        """Nothing: the clock moves by itself."""
+        """Do nothing: the clock moves by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """What a run came to."""
+    """The result of a run."""
 
     trainer: Trainer
-    """Its `network` is the trained one."""
+    """The trainer, with the trained `network`."""
     result: TrainingResult
     checkpoint: Checkpoint | None
-    """The last one: where the run stopped before its end, others continue from it."""
+    """The last checkpoint: if the run stopped before its end, others continue from it."""
 
 
 def as_built(model: nn.Module) -> nn.Module:
-    """Return the model as it is."""
+    """Return the model unchanged."""
     return model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualRun:
-    """A run to be trained. Its services are those of the study; checkpoints and the end are the run's own."""
+    """A run that will be trained. Its services belong to the study; checkpoints and the end belong to the run."""
 
     job: AdaptiveTrainingJob
-    """As `undisturbed` returns it, mostly."""
+    """The job, usually from `undisturbed`."""
     seed: int
     services: Services
     data: Data | None = None
-    """None: the job's, read once a process."""
+    """None: the job's data, read once per process."""
     prepare: Callable[[nn.Module], nn.Module] = as_built
-    """Returns the model to train, given the one that the job names."""
+    """Returns the model to train, from the one that the job names."""
     start: Checkpoint | None = None
-    """None: the beginning. The run trains in its tensors; give it a copy where others begin with it."""
+    """None: the beginning. The run trains in its tensors; pass a copy if other runs begin with it."""
     stop_at: float = math.inf
     """Budget seconds at which it stops, with a checkpoint."""
     study: Study = field(default_factory=Study)
@@ -149,7 +149,7 @@ class VirtualRun:
     shrink_options: ShrinkOptions | None = None
 
     def begin(self) -> BegunRun:
-        """Return the run with its trainer, for what has to be connected with it before the first step."""
+        """Return the run with its trainer, so that it can be connected before the first step."""
         data = data_of(self.job.spec.training.dataset) if self.data is None else self.data
         seed_everything(self.seed)
         training, example = self.job.spec.training, data.example_input().cpu()
@@ -194,7 +194,7 @@ class BegunRun:
 def deepened_from_scratch(
     model: nn.Module, points: Sequence[str], example: torch.Tensor, insertion: Insertion
 ) -> nn.Module:
-    """Return the model with a layer more at each of `points`, these with random weights of their own."""
+    """Return the model with another layer at each of `points`, with separate random weights."""
     known = set(dict(model.named_modules()))
     for point in points:
         model = deepen(model, point, example, insertion)
@@ -211,5 +211,5 @@ def _read(dataset: str) -> Data:
 
 
 def data_of(dataset: DatasetSpec) -> Data:
-    """Return the data, read once a process."""
+    """Return the data, read once per process."""
     return _read(dataset.model_dump_json(by_alias=True, exclude_none=True))

@@ -190,7 +190,7 @@ def test_a_job_that_never_trains_is_given_up() -> None:
 def test_a_step_needs_an_episode_of_a_purpose_that_is_one() -> None:
     with pytest.raises(ResetNeeded):
         AllocationEnvironment().step(0)
-    with pytest.raises(ValueError, match="purpose: 'win' is none; choose one of train, choose, judge"):
+    with pytest.raises(ValueError, match="purpose: unknown 'win'; choose from train, choose, judge"):
         AllocationEnvironment(purpose="win")
 
 

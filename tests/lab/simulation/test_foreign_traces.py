@@ -50,7 +50,7 @@ def test_all_ways_to_write_a_table_give_the_same_jobs(content: bytes, tmp_path: 
     ("content", "complaint"),
     [
         (b"", "t.csv:1: has no header; it must name timestamp, duration, num_gpus"),
-        (b"timestamp,duration,num_gpus,Num_GPUs\n0,9,1,2\n", "t.csv:1: num_gpus: two columns are called so; remove or"),
+        (b"timestamp,duration,num_gpus,Num_GPUs\n0,9,1,2\n", "t.csv:1: num_gpus: two columns have this name"),
         (
             b"timestamp,duration,num_gpus\n0,9,0\n5,0,1\n",
             "t.csv: none of its 2 jobs has GPUs and takes 0.001 s or more",
@@ -123,7 +123,7 @@ def test_pollux_workloads_take_the_same_liberties(pollux: Path, tmp_path: Path) 
     )
     assert ours == theirs
     path.write_bytes(f"{lines[0]}\n{lines[1]}\n\n{lines[1]}\n".encode())
-    with pytest.raises(TraceError, match=r"w.csv.gz:4: name: two jobs are called"):
+    with pytest.raises(TraceError, match=r"w.csv.gz:4: name: two jobs have the name"):
         read_pollux(path, profiles)
 
 

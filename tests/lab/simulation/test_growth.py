@@ -79,7 +79,7 @@ def test_between_moments_the_gain_is_between_theirs_and_at_the_end_there_is_none
 
 def test_tables_of_one_seed_tell_nothing_that_could_be_judged() -> None:
     assert growth_curves(carried_tables("lamelas")) == {}
-    with pytest.raises(ValueError, match="cnn1 early: has no two seeds"):
+    with pytest.raises(ValueError, match="cnn1 early: needs two seeds"):
         growth_curve([each for each in carried_tables("lamelas") if each.model == "cnn1"])
     with pytest.raises(ValueError, match="tables of one model"):
         growth_curve([*carried_tables("digits"), *carried_tables("cifar8")])

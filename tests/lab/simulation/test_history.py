@@ -169,7 +169,7 @@ def test_a_log_that_ends_before_its_jobs_replays_them_for_their_budget(folder: P
         ),
         (
             '{"at": 1, "snapshot": "a", "actions": [{"job": "a/b", "action": "GrantExtra", "extra": "2"}]}',
-            "decisions.jsonl:1: is not a line of an audit log: actions: extra: '2' is no number of workers",
+            "decisions.jsonl:1: is not a line of an audit log: actions: extra: '2' is not a number of workers",
         ),
         ('{"at": 1, "snapshot": "bad.json.gz", "actions": []}', "bad.json.gz: "),
         ('{"at": 1, "snapshot": "../gone", "actions": []}', "no job of the audit log ran on a GPU"),
@@ -219,7 +219,7 @@ def test_a_log_in_milliseconds_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     operated(tmp_path, "fifo", monkeypatch, [FixedJob("team/alone", EPOCH, 2, 900.0)])
     lines = [json.loads(line) for line in (tmp_path / DECISIONS).read_text().splitlines()]
     (tmp_path / DECISIONS).write_text("".join(json.dumps(line | {"at": line["at"] * 1e3}) + "\n" for line in lines))
-    with pytest.raises(TraceError, match=r"decisions.jsonl:1: .* at: 1.7e\+12 is no time in seconds since 1970"):
+    with pytest.raises(TraceError, match=r"decisions.jsonl:1: .* at: 1.7e\+12 is not a time in seconds since 1970"):
         read_history(tmp_path)
 
 

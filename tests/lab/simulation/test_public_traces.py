@@ -200,8 +200,8 @@ def test_traces_are_read_as_published_by_the_commands_of_the_page(
 @pytest.mark.parametrize(
     ("found", "complaint"),
     [
-        ("{", "is no JSON, as cluster_job_log of Philly is: "),
-        ({"a": 1}, "is no list of jobs"),
+        ("{", "is not JSON, as cluster_job_log of Philly is: "),
+        ({"a": 1}, "is not a list of jobs"),
         ([], "has no jobs"),
         ([1], "log:job 1: attempts: is not as in cluster_job_log"),
         ([{"jobid": "a", "submitted_time": "2017-10-07 01:11:39"}], "log:a: attempts: is not as in cluster_job_log"),
@@ -226,7 +226,7 @@ def test_what_is_not_as_in_philly_is_named(found: object, complaint: str, tmp_pa
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--columns", "gpus=num_gpu"), "--columns gpus=num_gpu: gpus is no field of a trace; choose of timestamp"),
+        (("--columns", "gpus=num_gpu"), "--columns gpus=num_gpu: gpus is not a field of a trace; choose from"),
         (("--columns", "timestamp"), "--columns: 'timestamp' must be NAME=VALUE"),
         (("--columns", "num_gpus=num_gpu*nodes"), "t:1: nodes: no such column; --columns takes columns of the file"),
         (

@@ -91,7 +91,7 @@ def test_a_table_for_people(trace: Path) -> None:
         ("0,abc,1", "trace.csv:2: duration: is 'abc'; it must be a number of at least 0"),
         ("0,-1,1", "trace.csv:2: duration: is '-1'; it must be a number of at least 0"),
         ("0,nan,1", "trace.csv:2: duration: is 'nan'; it must be a number of at least 0"),
-        ("0,9,-1", "trace.csv:2: num_gpus: is '-1'; it must be a number of at least 0; --skip bad leaves out what"),
+        ("0,9,-1", "trace.csv:2: num_gpus: is '-1'; it must be a number of at least 0; --skip bad leaves out unusable"),
         ("yesterday,9,1", "trace.csv:2: timestamp: is 'yesterday'; it must be seconds, or a date"),
         ("0,,1", "trace.csv:2: duration: is missing"),
         ("0,9", "trace.csv: none of its 1 jobs has GPUs and takes 0.001 s or more; 1 of 1 jobs have no GPUs"),
@@ -133,7 +133,7 @@ def test_bad_options_are_named(arguments: list[str], complaint: str, trace: Path
         ("a,0,../bert,1,128", "w.csv:2: application: is '../bert'"),
         ("a,0,cifar10,1,9", "w.csv:2: batch_size: is 9; on 1 workers cifar10 was measured from 128 to 4096"),
         ("a,0,cifar10,0,128", "w.csv:2: num_replicas: is '0'"),
-        ("a,0,cifar10,1,128\na,1,cifar10,1,128", "w.csv:3: name: two jobs are called 'a'"),
+        ("a,0,cifar10,1,128\na,1,cifar10,1,128", "w.csv:3: name: two jobs have the name 'a'"),
     ],
 )
 def test_bad_workloads_are_named(line: str, complaint: str, pollux: Path, tmp_path: Path) -> None:

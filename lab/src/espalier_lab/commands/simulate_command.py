@@ -157,7 +157,7 @@ def simulate(
             selection=Selection.of(columns, keep, FIELDS.names),
             skip=skip,
         )
-        traces = tuple(dict.fromkeys(traces))  # what is named twice is no further sample
+        traces = tuple(dict.fromkeys(traces))  # a repeated trace is not another sample
         shadows = [] if shadow is None else shadows_of(traces, form, shadow)
         policies = policies_with(shadow, shadows, policies) if shadow is not None else policies or (DEFAULT_POLICY,)
         policies = tuple(dict.fromkeys(policies))
@@ -216,7 +216,7 @@ def _draw(runs: Sequence[SimulationRun], path: Path) -> None:
 
 
 def _seeds(seeds: int | None, trace_is_drawn: bool, policy_draws: bool) -> Sequence[int | None]:
-    """Return the seeds with which a trace is simulated under a policy: where nothing is drawn, once without one."""
+    """Return the seeds for simulating a trace under a policy; one None if nothing is drawn."""
     if trace_is_drawn or (policy_draws and seeds is not None):
         return range(seeds or 1)
     return [None]

@@ -9,19 +9,19 @@ class SeedSplit(IntEnum):
     """A part of the episodes. Two parts never share a seed."""
 
     TRAIN = 0
-    """To learn from."""
+    """Episodes for learning."""
     CHOOSE = 1
-    """To choose settings by."""
+    """Episodes for choosing settings."""
     JUDGE = 2
-    """To report."""
+    """Episodes for reporting."""
 
     @classmethod
     def of(cls, purpose: SeedSplit | str) -> SeedSplit:
-        """Return a purpose, which may be given by its name in small letters. Raises `ValueError`."""
+        """Return a purpose from its name in small letters. Raise `ValueError`."""
         if not isinstance(purpose, str):
             return cls(purpose)
         try:
             return cls[purpose.upper()]
         except KeyError:
             names = ", ".join(each.name.lower() for each in cls)
-            raise ValueError(f"purpose: {purpose!r} is none; choose one of {names}") from None
+            raise ValueError(f"purpose: unknown {purpose!r}; choose from {names}") from None

@@ -1,1 +1,1 @@
-"""Jobs of a trace on simulated nodes, scheduled by any policy: the backend without a cluster and without training."""
+"""Jobs of a trace on simulated nodes, scheduled by any policy: a backend without a cluster and without training."""

@@ -9,11 +9,11 @@ from espalier_lab.simulator.jobs import ProfiledJob
 from espalier_lab.simulator.profiles import Application
 
 MAX_WORKERS: Final = 64
-"""The artifact gives a job no more."""
+"""Maximum number of workers of a job, as in the artifact."""
 
 
 class AdaptiveJob(ProfiledJob):
-    """A job whose batch size is the best one for its workers and its gradient noise, chosen again in each epoch."""
+    """A job with the best batch size for its workers and its gradient noise, chosen again in each epoch."""
 
     def __init__(
         self,
@@ -24,19 +24,19 @@ class AdaptiveJob(ProfiledJob):
         batches: BestBatches,
         asked: ProfiledJob | None = None,
     ) -> None:
-        """Take the job as its author asked for it too, with a batch size."""
+        """Take also the job with a batch size, as its author asked for it."""
         super().__init__(name, submitted_at, workers, application.initial_batch, application)
         self._asked = asked
         self.most_workers = min(MAX_WORKERS, application.max_batch // application.min_local)
         self._batches = batches
 
     def goodput(self, nodes: int, workers: int) -> float:
-        """Return the goodput in this epoch with the best batch size, in steps of the initial batch size a second."""
+        """Return the goodput in this epoch with the best batch size, in steps of the initial batch size per second."""
         full, rest = divmod(workers, nodes)
         return self._batches.best((full + 1,) * rest + (full,) * (nodes - rest), self.epoch)[0]
 
     def seconds_alone(self) -> float:
-        """Return how long it takes as its author asked for it, without another batch size."""
+        """Return its duration as its author asked for it, with the original batch size."""
         return super().seconds_alone() if self._asked is None else self._asked.seconds_alone()
 
     def _configure(self) -> None:

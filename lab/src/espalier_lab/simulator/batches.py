@@ -1,4 +1,4 @@
-"""The best batch size for a placement and a gradient, as jobs choose it under Pollux (Qiao et al., OSDI 2021, 3.2)."""
+"""The best batch size for a placement and a gradient, chosen as under Pollux (Qiao et al., OSDI 2021, 3.2)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from espalier_core.estimates.goodput import adascale_gain
 from espalier_lab.simulator.profiles import Application
 
 CHOICES: Final = 50
-"""Batch sizes that are compared, in equal ratios from the smallest to the largest, as in the artifact."""
+"""Number of batch sizes that are compared, in equal ratios from the smallest to the largest, as in the artifact."""
 _ROUNDING: Final = 1e-8
 
 Batch = tuple[float, int, int]
-"""Goodput in steps of the initial batch size a second, examples of a worker in a pass, and accumulation steps."""
+"""Goodput in steps of the initial batch size per second, examples of a worker in a pass, and accumulation steps."""
 
 
 class BestBatches:
@@ -25,7 +25,7 @@ class BestBatches:
         self._rows: dict[tuple[int, ...], list[tuple[float, int, int, int]]] = {}
 
     def best(self, placement: tuple[int, ...], epoch: int) -> Batch:
-        """Return the best batch size during an epoch; 0 examples where none can be trained."""
+        """Return the best batch size during an epoch; 0 examples if none can be trained."""
         known = self._known.get((placement, epoch))
         if known is None:
             application = self._application
@@ -38,7 +38,7 @@ class BestBatches:
         return known
 
     def _candidates(self, placement: tuple[int, ...]) -> list[tuple[float, int, int, int]]:
-        """Return of each choice: seconds of a step, examples of a worker in a pass, accumulation steps, batch size."""
+        """Return for each choice: seconds of a step, examples of a worker in a pass, accumulation steps, batch size."""
         rows = self._rows.get(placement)
         if rows is None:
             application, workers = self._application, sum(placement)

@@ -1,4 +1,4 @@
-"""The simulated cluster, as people write it: `16x4`, or `8x4,2x8`."""
+"""The simulated cluster in text form: `16x4`, or `8x4,2x8`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_GPUS: Final = 1_000_000
 
 
 def nodes_of(text: str) -> list[SimulatedNode]:
-    """Return the nodes of `NODESxGPUS[,NODESxGPUS...]`. Raises `TraceError`."""
+    """Return the nodes of `NODESxGPUS[,NODESxGPUS...]`. Raise `TraceError`."""
     nodes: list[SimulatedNode] = []
     for part in text.split(","):
         found = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,2})", part.strip())

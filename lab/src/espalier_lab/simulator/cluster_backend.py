@@ -1,4 +1,4 @@
-"""The backend of the simulated cluster: facts for the planner, and what it decides carried out. No clock, no I/O."""
+"""The backend of the simulated cluster, which gives facts to the planner and executes its plans. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from espalier_operator.model.constraints import ANYWHERE, Constraints, NodeSelec
 
 _TYPE_LABEL: Final = "gpu-type"
 _BUDGET_SECONDS: Final = 1e12
-"""Jobs of traces have no budget: one that none of them uses up."""
+"""Unlimited budget: jobs of traces have none."""
 
 
 def _on_types(gpu_types: tuple[str, ...]) -> Constraints:
-    """Return what a job asks of nodes that can run on these types alone; none: on all."""
+    """Return the node constraints of a job that can run only on these types; none: on all."""
     if not gpu_types:
         return ANYWHERE
     return Constraints(affinity=(NodeSelectorTerm(labels=(NodeSelectorRequirement(_TYPE_LABEL, "In", gpu_types),)),))
 
 
 class ClusterBackend:
-    """Nodes, and the jobs that were submitted and are not complete; with those that ended since the last decision."""
+    """Nodes, and the submitted jobs that are not complete; with jobs that ended since the last decision."""
 
     def __init__(self, machines: Sequence[Machine], latencies: Latencies, *, preemptible: bool) -> None:
-        """Begin without jobs; `preemptible` tells whether jobs yield their base GPUs."""
+        """Begin without jobs; `preemptible` jobs yield their base GPUs."""
         self._nodes = tuple(
             Node(
                 name=machine.name,
@@ -65,7 +65,7 @@ class ClusterBackend:
         self.jobs[job.name] = ClusterJob(job, terms, latencies)
 
     def observe(self, now: float, memory: Mapping[str, Any]) -> Snapshot:
-        """Return what the planner sees at `now`, with what the policy asked to keep."""
+        """Return the planner's view at `now`, with the memory of the policy."""
         facts = tuple(job.facts(now) for job in self.jobs.values())
         promised = ((key, job.state) for key, job in self.jobs.items() if job.state.extra)
         promises = (promise_of(key, state) for key, state in promised)
@@ -80,7 +80,7 @@ class ClusterBackend:
         )
 
     def apply(self, plan: Plan, now: float) -> None:
-        """Carry out all of `plan`. Raises `RuntimeError` where a node has not the GPUs that are granted."""
+        """Carry out all of `plan`. Raise `RuntimeError` if a node lacks the granted GPUs."""
         for action in plan.actions:
             self.jobs[action.job].act(action, now, plan.placements.get(action.job, NOWHERE))
         if not plan.actions:
@@ -97,14 +97,14 @@ class ClusterBackend:
         return held == self._gpus and not any(job.state.extra for job in self.jobs.values())
 
     def settle(self, now: float, order: Sequence[str]) -> None:
-        """Let jobs train with what they have; those that are placed again are placed in `order`."""
+        """Let jobs train with their workers; jobs that are placed again are placed in `order`."""
         if self._latencies.restarts_move:
             self._place_again([self.jobs[key] for key in dict.fromkeys([*order, *self.jobs]) if key in self.jobs])
         for job in self.jobs.values():
             job.settle(now)
 
     def _place_again(self, jobs: Sequence[ClusterJob]) -> None:
-        """Place all workers of jobs that have more or fewer than before; the others stay. GPUs are alike."""
+        """Place all workers of jobs with a changed number; the others stay. GPUs are alike."""
         moved = [job for job in jobs if job.is_moved]
         if not moved:
             return
@@ -117,7 +117,7 @@ class ClusterBackend:
             job.move([self._nodes[index].name for index in spread(free, len(job.workers))])
 
     def forget_ended(self) -> list[ClusterJob]:
-        """Remove the jobs whose end is recorded, and return them."""
+        """Remove the jobs with a recorded end, and return them."""
         ended = [job for job in self.jobs.values() if job.state.outcome is not None]
         for job in ended:
             del self.jobs[job.key]

@@ -1,7 +1,7 @@
-"""A job of a trace as the cluster has it: its state machine, its workers, and how far it has trained. No clock, no I/O.
+"""A job of a trace on the cluster: its state machine, its workers, and its progress. No clock, no I/O.
 
-The state is the one of every backend (`espalier_operator.job`); what a leader would report and how its processes end
-comes from the job of the trace, which trains with the workers that run.
+The state is the one of every backend (`espalier_operator.job`); the leader's reports and the ends of processes come
+from the job of the trace, which trains with the running workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from espalier_operator.model.actions import Action
 
 _TIMING: Final = Timing()
 _NEVER_WRITTEN: Final = datetime.fromtimestamp(0, UTC)
-"""The time of day of a report, which nobody reads."""
+"""Time of day of a report, which is not used."""
 _Place = tuple[WorkerRole, int]
 
 
@@ -40,34 +40,34 @@ class ClusterJob:
     """One job on the simulated cluster."""
 
     def __init__(self, job: SimulatedJob, terms: JobTerms, latencies: Latencies) -> None:
-        """Take a job of a trace that is being submitted."""
+        """Create it from a job of a trace that is being submitted."""
         self.job, self.key, self.terms, self._latencies = job, job.name, terms, latencies
         self.state = JobState(submitted_at=job.submitted_at)
         self._workers: dict[_Place, _HeldGpus] = {}
         self._known: tuple[Worker, ...] | None = ()
-        """The same as the planner sees them; None: they have changed."""
+        """The same in the planner's form; None: they have changed."""
         self._nodes: list[str] = []
-        """The nodes of the workers that it trains with."""
+        """The nodes of the workers with which it trains."""
         self._ran_seconds = 0.0
-        """For how long its leaders ran: their own count, which holds once they have ended."""
+        """Run time of its leaders by their own count, which counts once they have ended."""
         self._acknowledged, self._acknowledges_at = 0, 0.0
         self._last_start = 0.0
-        """When the last of its workers runs, or would have."""
+        """Time at which the last of its workers runs, or would have run."""
         self._saved_at: float | None = None
-        """When its leader has ended, or will have, as it was asked to."""
+        """Time at which its leader has ended, or will end, on request."""
         self._seen: tuple[object, Observation] = (None, Observation())
         self._facts: tuple[float, JobFacts] | None = None
-        """When they were taken, and what they are until something is done to the job."""
+        """Time of the last observation, and its result until the job is changed."""
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """Those that hold GPUs."""
+        """Its workers that hold GPUs."""
         if self._known is None:
             self._known = tuple(held.worker for held in self._workers.values())
         return self._known
 
     def facts(self, now: float) -> JobFacts:
-        """Return what the planner reads, with the budgets counted up to `now`."""
+        """Return the facts for the planner, with the budgets counted up to `now`."""
         if self._facts is None or (self._facts[0] != now and (self._workers or self.state.active)):
             seen, before = self._observe(now), self.state.grant.generation
             self.state = progress.look(self.state, seen, self.terms, now, _TIMING)
@@ -77,7 +77,7 @@ class ClusterJob:
         return self._facts[1]
 
     def advance(self, now: float, seconds: float) -> bool:
-        """Let `seconds` pass from `now` on; return whether a policy could know of progress."""
+        """Let `seconds` pass from `now` on; return whether a policy could know about progress."""
         if self.job.completed_at is not None:
             return False
         changed = self.job.advance(now, seconds)
@@ -90,7 +90,7 @@ class ClusterJob:
         return changed
 
     def next_moment(self, now: float) -> float:
-        """Return when, after `now`, something that was decided happens next; infinity: never."""
+        """Return the time after `now` at which the next decided event happens; infinity: never."""
         if max(self._last_start, self._acknowledges_at, self._saved_at or now) <= now:
             return math.inf
         times = [held.runs_from for held in self._workers.values()]
@@ -98,7 +98,7 @@ class ClusterJob:
         return min((time for time in times if time > now), default=math.inf)
 
     def act(self, action: Action, now: float, placement: Placement) -> None:
-        """Apply a decision; workers that it adds are on the nodes of `placement`, those that it takes are gone."""
+        """Apply a decision; added workers are on the nodes of `placement`, removed ones are gone."""
         self._facts, self._known = None, None
         before, self.state = self.state, transitions.after(self.state, action, self.terms, now, _TIMING)
         if self.state.stopping is not None and before.stopping is None:
@@ -125,23 +125,23 @@ class ClusterJob:
 
     @property
     def is_moved(self) -> bool:
-        """Whether it has another number of workers than it trains with."""
+        """Whether its number of workers differs from the one with which it trains."""
         return len(self._workers) != len(self._nodes)
 
     def move(self, nodes: Sequence[str]) -> None:
-        """Let its workers be on these nodes, base workers first."""
+        """Put its workers on these nodes, base workers first."""
         self._facts, self._known = None, None
         for (place, held), node in zip(sorted(self._workers.items()), nodes, strict=True):
             if held.worker.node != node:
                 self._workers[place] = replace(held, worker=replace(held.worker, node=node))
 
     def move_back(self) -> None:
-        """Let its workers be where they were when it last trained."""
+        """Put its workers back where they last trained."""
         if not self.is_moved:
             self.move(self._nodes)
 
     def settle(self, now: float) -> None:
-        """Let the job train with the workers that it has now, once all that is decided at `now` is carried out."""
+        """Let the job train with its current workers, after all decisions of `now` are carried out."""
         if self.job.completed_at is not None:
             return
         if not self._workers and not self._nodes:
@@ -164,7 +164,7 @@ class ClusterJob:
     # ---- within
 
     def _kept(self, now: float) -> int:
-        """Return the extra workers less those that it has let go of."""
+        """Return the number of extra workers that it has not released."""
         reclaim = self.state.reclaim
         return self.state.extra if reclaim is None or now < self._acknowledges_at else reclaim.extra
 
@@ -186,7 +186,7 @@ class ClusterJob:
         )
 
     def _observe(self, now: float) -> Observation:
-        """Return what a backend would see; made again only where that differs."""
+        """Return the observation of a backend; a new one only if it differs."""
         if now >= self._acknowledges_at:
             self._acknowledged = self.state.grant.generation
         starts = [held.runs_from for (role, _), held in self._workers.items() if role is WorkerRole.EXTRA]

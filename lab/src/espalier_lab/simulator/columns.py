@@ -1,4 +1,4 @@
-"""What of a table is read as what: `--columns` names the column of a field, `--keep` the lines that count."""
+"""The selection of a table: `--columns` names the column of a field, `--keep` the lines that count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from espalier_lab.simulator.errors import TraceError
 
 _NUMBERED: Final = re.compile(r"(?:^|[*/])\s*#[1-9]\d*\s*(?:$|[*/])")
 _SHOWN: Final = 20
-"""Columns and values that an error names."""
+"""Number of columns and values that an error names."""
 
 Cells = Sequence[str]
 
@@ -24,33 +24,33 @@ class Selection:
     """The columns and lines of a table that are read."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
-    """By field: a column, or a product of columns and numbers, as `nodes*gpus_per_node` or `submitted_ms/1000`."""
+    """By field: a column, or a product of columns and numbers, such as `nodes*gpus_per_node` or `submitted_ms/1000`."""
     keep: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By column: patterns, one of which its value must match."""
 
     @classmethod
     def of(cls, columns: str, keep: Sequence[str], fields: Sequence[str]) -> Selection:
-        """Read `FIELD=COLUMN,...` and several `COLUMN=VALUE,...`. Raises `TraceError`."""
+        """Read `FIELD=COLUMN,...` and several `COLUMN=VALUE,...`. Raise `TraceError`."""
         named = dict(_pair("--columns", each) for each in columns.split(",") if each.strip())
         for name in named.keys() - set(fields):
-            raise TraceError(f"--columns {columns}: {name} is no field of a trace; choose of {', '.join(fields)}")
+            raise TraceError(f"--columns {columns}: {name} is not a field of a trace; choose from {', '.join(fields)}")
         kept = (_pair("--keep", each) for each in keep)
         return cls(named, {name: [value.strip() for value in values.split(",")] for name, values in kept})
 
     @property
     def has_header(self) -> bool:
-        """Whether the first line names the columns: not where they are named `#1`, `#2`."""
+        """Whether the first line names the columns; false for columns named `#1`, `#2`."""
         return not any(_NUMBERED.search(each) for each in (*self.columns.values(), *self.keep))
 
     def keeps(self, values: Mapping[str, str]) -> bool:
-        """Return whether a line counts, by its values of the columns of `keep`."""
+        """Return whether a line counts, by its values in the columns of `keep`."""
         return all(
             any(fnmatchcase(values.get(name, "").casefold(), pattern.casefold()) for pattern in patterns)
             for name, patterns in self.keep.items()
         )
 
     def nothing_kept(self, path: Path, seen: Mapping[str, set[str]]) -> TraceError:
-        """Return the error where no line counts, with the values that columns have."""
+        """Return the error if no line counts, with the values in the columns."""
         told = "; ".join(
             f"{name} is never {' or '.join(patterns)}: it is {_some(sorted(seen.get(name, ())), 'or')}"
             for name, patterns in self.keep.items()
@@ -67,22 +67,22 @@ class Header:
     names: Sequence[str]
 
     def place(self, name: str) -> int | None:
-        """Return the place of a column; upper and lower case count as one. Raises `TraceError` if there are two."""
+        """Return the index of a column, ignoring case. Raise `TraceError` if there are two."""
         places = [place for place, each in enumerate(self.names) if each.casefold() == name.casefold()]
         if len(places) > 1:
             found = self.names[places[0]]
-            raise TraceError(f"{self.path}:{self.line}: {found}: two columns are called so; remove or rename one")
+            raise TraceError(f"{self.path}:{self.line}: {found}: two columns have this name; remove or rename one")
         return places[0] if places else None
 
     def missing(self, name: str, remedy: str) -> TraceError:
-        """Return the error for a column that is not there."""
+        """Return the error for a missing column."""
         has = _some([each for each in self.names if each], "and")
         return TraceError(f"{self.path}:{self.line}: {name}: no such column; {remedy}. There are {has}")
 
     def reader(self, wanted: str) -> Callable[[Cells], str]:
-        """Return what reads a column, or a product of columns and numbers, from a line. Raises `TraceError`.
+        """Return a reader of a column, or a product of columns and numbers, from a line. Raise `TraceError`.
 
-        Where a factor is no number, its text is the result, for an error that names it.
+        If a factor is not a number, its text is the result, for an error that names it.
         """
         place = self.place(wanted)
         if place is not None:
@@ -110,7 +110,7 @@ class Header:
 
 
 def is_product(column: str) -> bool:
-    """Return whether it is more than a column."""
+    """Return whether it is more than a single column."""
     return "*" in column or "/" in column
 
 

@@ -1,5 +1,5 @@
-"""What makes a simulation impossible."""
+"""Errors that make a simulation impossible."""
 
 
 class TraceError(ValueError):
-    """A trace, or what belongs to it, cannot be used; the message names file, line, field and remedy."""
+    """A trace, or a file of it, cannot be used; the message names file, line, field and remedy."""

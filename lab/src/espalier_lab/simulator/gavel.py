@@ -1,8 +1,8 @@
 """Traces and measured throughputs of Gavel (Narayanan et al., OSDI 2020): jobs on V100, P100 and K80 GPUs.
 
-A trace has a job a line, with ten fields separated by tabs: job type, command, working directory, argument of steps,
-whether it needs a data folder, steps, GPUs, weight, service level, arrival in seconds; or as in `_LAYOUTS`. The
-throughputs are JSON: by type of GPU, and by job type with its number of GPUs, the steps per second alone (`null`) and
+A trace has one job per line, with ten fields separated by tabs: job type, command, working directory, argument of
+steps, whether it needs a data folder, steps, GPUs, weight, service level, arrival in seconds; or as in `_LAYOUTS`. The
+throughputs are JSON: by type of GPU, and by job type with its number of GPUs, the steps per second, alone (`null`) and
 beside each other job type.
 """
 
@@ -22,25 +22,25 @@ from espalier_lab.simulator.typed_jobs import Kind, TypedJob
 FORMAT: Final = "gavel"
 FILE: Final = "simulation_throughputs.json"
 SERVERS: Final = {"v100": 4, "p100": 4, "k80": 8}
-"""GPUs of a server by type, the fastest type first, as in the cluster of the paper (section 7.1)."""
+"""GPUs per server by type, the fastest type first, as in the cluster of the paper (section 7.1)."""
 _FIELDS: Final = ("job type", "command", "directory", "argument", "data", "steps", "GPUs", "weight", "SLO", "arrival")
 _LAYOUTS: Final = {
     len(_FIELDS): _FIELDS,
     7: ("job type", "command", "argument", "data", "steps", "arrival", "GPUs"),
     12: (*_FIELDS[:7], "mode", *_FIELDS[7:9], "duration", _FIELDS[9]),
 }
-"""Fields by their number. Seven are in older traces of Gavel, twelve in those of Shockwave (NSDI 2023)."""
+"""Fields by their number: seven in older traces of Gavel, twelve in those of Shockwave (NSDI 2023)."""
 _FASTEST: Final = 1e9
-"""Steps per second. Faster jobs, and those that take as many seconds for a step, are taken for mistakes."""
+"""Limit on steps per second, and on seconds per step: beyond it, jobs are considered mistakes."""
 _STATIC: Final = "static"
 _DEFAULTS: Final = {"weight": "1"}
 
 
 class Throughputs:
-    """Steps per second, as measured. What is not in the file cannot run."""
+    """Measured steps per second. A combination that is not in the file cannot run."""
 
     def __init__(self, path: Path) -> None:
-        """Read `path`, or the file `FILE` in that folder. Raises `TraceError`."""
+        """Read `path`, or the file `FILE` in that folder. Raise `TraceError`."""
         self.path = path / FILE if path.is_dir() else path
         try:
             found = json.loads(text_of(self.path))
@@ -55,18 +55,18 @@ class Throughputs:
         self._known: dict[tuple[str, Kind, Kind | None], float] = {}
 
     def steps_per_second(self, gpu_type: str, kind: Kind, beside: Kind | None = None) -> float:
-        """Return how fast a job of `kind` is, alone or on the same GPUs as another. Raises `TraceError`."""
+        """Return the speed of a job of `kind`, alone or on the same GPUs as another. Raise `TraceError`."""
         place = gpu_type, kind, beside
         if place not in self._known:
             self._known[place] = self._read(gpu_type, str(kind), "null" if beside is None else str(beside))
         return self._known[place]
 
     def job_types(self) -> list[str]:
-        """Return the types of jobs that were measured, in order."""
+        """Return the measured types of jobs, in order."""
         return sorted({job_type for job_type, _ in self._kinds()})
 
     def sizes(self, job_type: str) -> list[int]:
-        """Return the numbers of GPUs with which jobs of that type were measured; rising."""
+        """Return the numbers of GPUs with which jobs of that type were measured, ascending."""
         return sorted({size for name, size in self._kinds() if name == job_type})
 
     def _kinds(self) -> Iterator[Kind]:
@@ -92,7 +92,7 @@ class Throughputs:
 
 
 def read_gavel(path: Path, throughputs: Throughputs) -> list[TypedJob]:
-    """Read a trace; its lines may have any order. Jobs without steps are left out. Raises `TraceError`."""
+    """Read a trace; its lines may have any order. Jobs without steps are left out. Raise `TraceError`."""
     lines = list(_lines(path))
     jobs: list[TypedJob] = []
     for place, row in enumerate(lines):
@@ -123,7 +123,7 @@ def read_gavel(path: Path, throughputs: Throughputs) -> list[TypedJob]:
 
 
 def nodes_by_type(text: str) -> list[TypedNode]:
-    """Return the servers of `V100S:P100S:K80S`, numbers of GPUs. Raises `TraceError`."""
+    """Return the servers of `V100S:P100S:K80S`, which are numbers of GPUs. Raise `TraceError`."""
     if re.fullmatch(r"\d{1,6}:\d{1,6}:\d{1,6}", text) is None or not any(map(int, text.split(":"))):
         raise TraceError(f"cluster {text!r}: must be V100S:P100S:K80S for a trace of Gavel, as 8:16:24 GPUs")
     return [

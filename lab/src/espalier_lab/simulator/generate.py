@@ -1,8 +1,8 @@
-"""Workloads drawn at random, by a seed: arrivals, durations and numbers of GPUs as clusters have them.
+"""Workloads drawn from a seed, with arrivals, durations and numbers of GPUs as on clusters.
 
 `generate:poisson` has exponential times between arrivals; in `generate:diurnal` their rate swings over the day. By
-default, sizes are those of the Philly trace (Jeon et al., USENIX ATC 2019; as sampled for Pollux), and durations are
-lognormal with its median. Of one seed, jobs are the same under each policy.
+default, sizes come from the Philly trace (Jeon et al., USENIX ATC 2019; as sampled for Pollux), and durations are
+lognormal with its median. For one seed, jobs are the same under each policy.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from espalier_operator.policies.settings import made
 
 PREFIX: Final = "generate:"
 _PHILLY: Final = {1: 76_627, 2: 1_818, 4: 1_870, 8: 1_643, 16: 199, 32: 67}
-"""Jobs of the trace by GPUs."""
+"""Number of jobs of the trace, by GPUs."""
 _MOST_JOBS: Final = 1_000_000
 _LEAST_ALPHA: Final = 0.1
-"""With less, Pareto durations exceed what a number can be."""
+"""Minimum of alpha: below it, Pareto durations exceed the range of floats."""
 
 
 class Drawn(NamedTuple):
-    """A job: seconds from the first arrival, GPUs, and seconds that it runs with them."""
+    """A job: seconds since the first arrival, GPUs, and its run time with them in seconds."""
 
     submitted_at: float
     gpus: int
@@ -39,31 +39,32 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poisson:
-    """Jobs that come independently of each other."""
+    """Jobs that arrive independently of each other."""
 
     jobs: int = 200
     load: float = 0.8
-    """GPU-seconds of all jobs, over those of the cluster in `jobs` mean times between arrivals. From the first arrival
-    to the last there is one less, so with few jobs the load is higher."""
+    """GPU-seconds of all jobs, relative to those of the cluster in `jobs` mean times between arrivals. Between the
+    first and the last arrival there is one time less, so with few jobs the load is higher."""
     durations: Literal["lognormal", "pareto"] = "lognormal"
     median: float = 1144.0
-    """Of durations, seconds."""
+    """Median of durations, in seconds."""
     sigma: float = 2.2
-    """Of the logarithm of lognormal durations; with 2.2 the mean is 11 times the median, as in Philly."""
+    """Standard deviation of the logarithm of lognormal durations; 2.2 makes the mean 11 times the median, as in
+    Philly."""
     alpha: float = 1.2
-    """Of Pareto durations; the smaller it is, the longer are the longest jobs."""
+    """Exponent of Pareto durations; a smaller one makes the longest jobs longer."""
     longest: float = 86_400.0
-    """Seconds; longer durations are cut."""
+    """Maximum duration in seconds; longer ones are cut."""
     shortest: float = 0.0
-    """Seconds; shorter durations are raised to it."""
+    """Minimum duration in seconds; shorter ones are raised to it."""
     sizes: tuple[int, ...] = ()
     """GPUs of a job, each equally likely; empty: as in Philly, as far as they fit."""
     growing: float = 0.0
-    """The part of the jobs that grow into lent GPUs, each as one of the models of which that was measured."""
+    """Part of the jobs that grow into lent GPUs, each as one of the models with measured growth."""
     fruitless: float = 0.0
-    """The part of these that gains nothing by it."""
+    """Part of these that gains nothing."""
     forecast_error: float = 0.0
-    """By how much accuracy the forecast of what a job gains is off: the standard deviation of a normal error."""
+    """Standard deviation of the normal error of a job's forecast gain, in accuracy."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.jobs <= _MOST_JOBS:
@@ -87,10 +88,10 @@ class Poisson:
             raise ValueError(f"sizes: {'/'.join(map(str, self.sizes))}: each must be 1 GPU or more")
 
     def draw(self, seed: int, gpus: int, most: int, measured: Collection[int] | None = None) -> list[Drawn]:
-        """Return the jobs of a seed for a cluster with `gpus` GPUs, of which one job may have `most`.
+        """Return the jobs of a seed for a cluster with `gpus` GPUs, of which one job may have at most `most`.
 
-        Only `measured` numbers of GPUs are drawn; None: all. Raises `TraceError` where no size fits or was measured, or
-        the last job comes too late to be simulated.
+        Only `measured` numbers of GPUs are drawn; None: all. Raise `TraceError` if no size fits or was measured, or the
+        last job arrives too late to be simulated.
         """
         chance = random.Random(seed)
         weights = dict.fromkeys(self.sizes, 1) if self.sizes else _PHILLY
@@ -123,7 +124,7 @@ class Poisson:
         return self.median * 2 ** (-1 / self.alpha) * chance.paretovariate(self.alpha)
 
     def _moments(self, waits: list[float]) -> Iterator[float]:
-        """Yield when jobs come, the first one at 0."""
+        """Yield the arrival times of jobs, the first one at 0."""
         now = 0.0
         for place, wait in enumerate(waits):
             now += wait if place else 0.0
@@ -132,7 +133,7 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diurnal(Poisson):
-    """The same, but the rate is 1 + `amplitude` × sin(2π t / `period`) times that on average."""
+    """The same, with the rate 1 + `amplitude` × sin(2π t / `period`) times the mean."""
 
     amplitude: float = 0.8
     period: float = 86_400.0
@@ -144,7 +145,7 @@ class Diurnal(Poisson):
         _check_seconds("period", self.period)
 
     def _moments(self, waits: list[float]) -> Iterator[float]:
-        """Yield when the integral of the rate reaches the moments at a constant rate, by bisection."""
+        """Yield the times at which the integral of the rate reaches the moments of a constant rate, by bisection."""
         width = self.amplitude * self.period / (2 * math.pi)
         for moment in Poisson._moments(self, waits):
             # The integral, t + width × (1 − cos(2π t / period)), is within 2 × width above t.
@@ -162,7 +163,7 @@ GENERATORS: Final[dict[str, type[Poisson]]] = {"poisson": Poisson, "diurnal": Di
 
 
 def generator_of(text: str) -> Poisson:
-    """Return the generator of `generate:NAME[:key=value,...]`. Raises `TraceError`."""
+    """Return the generator of `generate:NAME[:key=value,...]`. Raise `TraceError`."""
     name, _, settings = text.removeprefix(PREFIX).partition(":")
     if name not in GENERATORS:
         raise TraceError(f"{text}: {name!r} is not a generator; known: {', '.join(GENERATORS)}")
@@ -176,7 +177,7 @@ def generator_of(text: str) -> Poisson:
 def generate(
     text: str, seed: int, gpus: int, curves: Callable[[], Mapping[str, GrowthCurve]] = dict
 ) -> list[SimulatedJob]:
-    """Return jobs of a fixed size and duration for `gpus`; some grow, by one of `curves`. Raises `TraceError`."""
+    """Return jobs of a fixed size and duration for `gpus`; some grow, by one of `curves`. Raise `TraceError`."""
     generator = generator_of(text)
     try:
         drawn = generator.draw(seed, gpus, gpus)
@@ -184,7 +185,7 @@ def generate(
         raise TraceError(f"{text}: {error}") from error
     known, chance = list(curves().values()) if generator.growing else [], random.Random(f"growth {seed}")
     if generator.growing and not known:
-        raise TraceError(f"{text}: growing: of no model is it known what it gains")
+        raise TraceError(f"{text}: growing: no model has a measured growth curve")
     jobs: list[SimulatedJob] = []
     for place, job in enumerate(drawn):
         grows, name = chance.random() < generator.growing, _name(place, len(drawn))
@@ -200,9 +201,9 @@ def generate(
 
 
 def generate_typed(text: str, seed: int, gpu_types: dict[str, int], throughputs: Throughputs) -> list[TypedJob]:
-    """Return jobs of the kinds that were measured, each as likely, whose durations are those on the fastest type.
+    """Return jobs of the measured kinds, equally likely, with their durations on the fastest type.
 
-    Raises `TraceError`.
+    Raise `TraceError`.
     """
     generator, chance = generator_of(text), random.Random(f"kinds {seed}")
     if generator.growing:

@@ -1,10 +1,10 @@
-"""Jobs of a trace that grow into lent GPUs, and the accuracy that this gains them, from outcome tables.
+"""Jobs of a trace that grow into lent GPUs, and their gain in accuracy, from outcome tables.
 
-A growing job trains for its time budget, its duration in the trace, with the GPUs that it asked for. A GPU more that is
-lent to it makes it no faster: it lets the job decide where to grow, once an epoch. What that gains is the accuracy of
-the best sequence of this many decisions, then "do nothing", less that of doing nothing at all: best by all seeds of a
-table but one, by the accuracy of that one, on average over the seeds. Tables are of some fractions of the budget at the
-first loan; between two of them the gain is interpolated, and it falls to 0 from the last one to the end.
+A growing job trains for its time budget, its duration in the trace, with the GPUs that it asked for. An additional lent
+GPU does not make it faster: it lets the job decide where to grow, once per epoch. The gain is the accuracy of the best
+sequence of this many decisions, followed by "do nothing", minus the accuracy of doing nothing: best by all seeds of a
+table but one, with the accuracy of that one, averaged over the seeds. Tables exist for some fractions of the budget at
+the first loan; between two of them the gain is interpolated, and it falls to 0 from the last one to the end.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from espalier_lab.simulator.jobs import FixedJob
 from espalier_operator.policies.view import ExpectedGrowth
 
 GROWTH_WORKERS: Final = 1
-"""Workers that a growing job can be lent: one is enough to decide."""
+"""Maximum number of workers lent to a growing job: one is enough to decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthCurve:
-    """What a model gains by growing; see above."""
+    """The gain of a model by growing; see above."""
 
     model: str
     moments: tuple[float, ...]
-    """Fractions of the time budget at the first loan; rising."""
+    """Fractions of the time budget at the first loan, ascending."""
     gains: tuple[tuple[float, ...], ...]
-    """By moment: the accuracy gained by 0, 1, ... decisions."""
+    """For each moment: the accuracy gained by 0, 1, ... decisions."""
     waits: tuple[float, ...]
-    """By decision: how long after its first loan a job has made it that is lent GPUs all the time, over the budget."""
+    """For each decision: its time after the first loan, for a job with permanently lent GPUs, over the budget."""
     forecasts: tuple[tuple[float, ...], ...] = ()
-    """As `gains`, but what is known before: the accuracies by which the sequence was chosen. Empty: as `gains`."""
+    """Gains known beforehand: the accuracies by which the sequence was chosen. Empty: as `gains`."""
 
     def gain(self, moment: float, decisions: int) -> float:
         """Return the accuracy gained by this many decisions, with the first loan at the fraction `moment`."""
         return self._between(self.gains, moment, decisions)
 
     def forecast(self, moment: float, decisions: int) -> float:
-        """Return the same as far as it is known before."""
+        """Return the gain as known beforehand."""
         return self._between(self.forecasts or self.gains, moment, decisions)
 
     @property
     def fruitless(self) -> GrowthCurve:
-        """The curve of a model that decides as this one, and gains nothing."""
+        """The curve of a model that decides like this one, and gains nothing."""
         return replace(self, gains=tuple((0.0,) * len(row) for row in self.gains), forecasts=())
 
     def _between(self, gains: Sequence[Sequence[float]], moment: float, decisions: int) -> float:
@@ -62,12 +62,12 @@ class GrowthCurve:
         return below + (above - below) * (moment - low) / (high - low)
 
     def decisions(self, lent: float) -> int:
-        """Return how many decisions a job has made to which GPUs were lent for so long, over the budget."""
+        """Return the number of decisions of a job to which GPUs were lent for this time, over the budget."""
         return bisect_right(self.waits, lent)
 
 
 def growth_curve(tables: Iterable[OutcomeTable]) -> GrowthCurve:
-    """Return the curve of a model from its tables. Raises `ValueError` for tables that do not tell seeds apart."""
+    """Return the curve of a model from its tables. Raise `ValueError` for tables without separate seeds."""
     ordered = sorted(tables, key=lambda table: table.adapt_from_s / table.time_budget_s)
     if not ordered or len({(table.model, table.decisions_per_episode) for table in ordered}) > 1:
         raise ValueError("a growth curve is made of tables of one model, with as many decisions each")
@@ -90,7 +90,7 @@ def growth_curve(tables: Iterable[OutcomeTable]) -> GrowthCurve:
 
 
 def growth_curves(tables: Iterable[OutcomeTable]) -> dict[str, GrowthCurve]:
-    """Return the curves by model, of all tables that were collected with several seeds."""
+    """Return the curves by model, from all tables with several seeds."""
     known = sorted((table for table in tables if _seeds(table) > 1), key=lambda table: table.model)
     return {model: growth_curve(group) for model, group in groupby(known, key=lambda table: table.model)}
 
@@ -101,41 +101,41 @@ class GrowingJob(FixedJob):
     def __init__(
         self, name: str, submitted_at: float, workers: int, duration: float, curve: GrowthCurve, error: float = 0.0
     ) -> None:
-        """Take the job, its curve, and by how much accuracy the forecast of its gain is off."""
+        """Take the job, its curve, and the error of its forecast gain in accuracy."""
         super().__init__(name, submitted_at, workers, duration)
         self.curve, self._error = curve, error
         self.least_workers = workers
         self.most_workers = workers + GROWTH_WORKERS
         self.first_lent_at: float | None = None
-        """The fraction of its budget that was used when GPUs were first lent to it."""
+        """The used fraction of its budget when GPUs were first lent to it."""
         self.lent_seconds = 0.0
-        """For how long it has trained with lent GPUs."""
+        """Seconds of training with lent GPUs."""
 
     @property
     def decisions(self) -> int:
-        """How many it has made."""
+        """Number of decisions made."""
         return self.curve.decisions(self.lent_seconds / self._duration)
 
     @property
     def accuracy_gained(self) -> float:
-        """By growing, compared with not growing."""
+        """Accuracy gained by growing, compared with not growing."""
         return 0.0 if self.first_lent_at is None else self.curve.gain(self.first_lent_at, self.decisions)
 
     @property
     def expected_growth(self) -> ExpectedGrowth:
-        """What growing is expected to gain it from now on, by decision; what it must wait for in time counts."""
+        """The expected gain of growing from now on, by decision; the waiting time for it counts."""
         moment = 1 - self._left / self._duration if self.first_lent_at is None else self.first_lent_at
         made, lent = self.decisions, self.lent_seconds / self._duration
         waits = [(wait - lent) * self._duration for wait in self.curve.waits[made:]]
         ahead = [seconds for seconds in waits if seconds < self._left]
         now = self.curve.forecast(moment, made)
         gains = [self.curve.forecast(moment, made + more) - now for more in range(1, len(ahead) + 1)]
-        # One forecast is off by one error, however many of its decisions are left.
+        # One forecast has one error, for all of its remaining decisions.
         off = self._error * (len(self.curve.waits) - made) / len(self.curve.waits)
         return ExpectedGrowth(gains=tuple(gain + off for gain in gains), seconds=tuple(ahead))
 
     def place(self, placement: tuple[int, ...]) -> None:
-        """Give it these workers; a loan comes and goes without a restart."""
+        """Give it these workers; loans begin and end without a restart."""
         ran, pause, restarts = self.workers >= self.requested, self._pause, self.restarts
         super().place(placement)
         if ran and self.workers >= self.requested:
@@ -155,13 +155,13 @@ class GrowingJob(FixedJob):
 
 
 def accuracy_gained(jobs: Iterable[object]) -> float | None:
-    """Return the accuracy gained by those of `jobs` that grow, on average; None: none does."""
+    """Return the mean accuracy gained by the growing ones of `jobs`; None if none grows."""
     gained = [job.accuracy_gained for job in jobs if isinstance(job, GrowingJob)]
     return statistics.fmean(gained) if gained else None
 
 
 def lent_gpu_hours(jobs: Iterable[object]) -> float | None:
-    """Return for how long extra GPUs trained with those of `jobs` that grow, on average; None: none does."""
+    """Return the mean training time with extra GPUs of the growing ones of `jobs`, in hours; None if none grows."""
     hours = [job.lent_seconds * GROWTH_WORKERS / 3600 for job in jobs if isinstance(job, GrowingJob)]
     return statistics.fmean(hours) if hours else None
 
@@ -171,12 +171,10 @@ def _seeds(table: OutcomeTable) -> int:
 
 
 def _gains(table: OutcomeTable) -> list[tuple[float, float]]:
-    """Return the accuracy gained by 0, 1, ... decisions, and that of the seeds by which their sequence was chosen."""
+    """Return the accuracy gained by 0, 1, ... decisions, and the gain for the seeds that chose the sequence."""
     seeds = range(_seeds(table))
     if len(seeds) < 2:
-        raise ValueError(
-            f"table {table.model} {table.scenario}: has no two seeds, one to choose by and one to judge by"
-        )
+        raise ValueError(f"table {table.model} {table.scenario}: needs two seeds, one for choosing and one for judging")
     nothing, count = len(table.actions) - 1, table.decisions_per_episode
     still = next(each for each in table.sequences if set(each.actions) == {nothing})
     found = []

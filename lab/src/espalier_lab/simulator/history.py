@@ -1,8 +1,8 @@
-"""The history of a real cluster, from the operator's audit log: what happened, and the jobs to replay otherwise.
+"""The history of a real cluster, from the operator's audit log: its recorded course, and the jobs for a replay.
 
-A job needs the GPUs of its base workers for the time that its leader ran: the part of its time budget that it used, or
-all of the budget where the log ends first. Spare GPUs that it was lent do not shorten that, so they are not replayed.
-The cluster has all nodes of the snapshots, each with the most GPUs that it had.
+A job needs the GPUs of its base workers for the run time of its leader: the used part of its time budget, or the whole
+budget if the log ends first. Lent spare GPUs do not shorten that, so they are not replayed. The cluster has all nodes
+of the snapshots, each with its maximum number of GPUs.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ FORMAT: Final = "audit"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditHistory:
-    """What an audit log says. Seconds from the first submission."""
+    """The contents of an audit log, in seconds from the first submission."""
 
     happened: list[FixedJob]
-    """The jobs that ended, as they ran."""
+    """The ended jobs, as they ran."""
     nodes: list[SimulatedNode]
     left_out: int
-    """Jobs that never ran, that need no GPU, or more than there are."""
+    """Number of jobs that never ran, that need no GPU, or more than the cluster has."""
     _past: list[_Past]
 
     def jobs(self) -> list[FixedJob]:
-        """Return all jobs, to be simulated."""
+        """Return all jobs for simulation."""
         return [past.job() for past in self._past]
 
     def elastic_job(self, index: int) -> SimulatedJob:
-        """Return the job of this index in `jobs`, which gets faster with more workers as its trainer measured.
+        """Return the job of this index in `jobs`, with the speed at more workers that its trainer measured.
 
-        Only those are elastic whose workers train together and have one GPU each; others are returned as in `jobs`.
+        Only jobs whose workers train together and have one GPU each are elastic; others are returned as in `jobs`.
         """
         return self._past[index].elastic_job(max(node.gpus for node in self.nodes))
 
 
 @dataclass(slots=True)
 class _Past:
-    """What was seen of a job."""
+    """The observations of a job."""
 
     facts: JobFacts
     name: str
@@ -60,10 +60,10 @@ class _Past:
     gpus: int = 0
     since: float = 0.0
     seen_at: float = 0.0
-    """When the operator first planned with it."""
+    """The operator's first plan with it."""
     ended_at: float | None = None
     is_gone: bool = False
-    """It was deleted before it ended."""
+    """Whether it was deleted before it ended."""
     admissions: int = 0
     evictions: int = 0
     preemptions: int = 0
@@ -71,17 +71,17 @@ class _Past:
 
     @property
     def base(self) -> int:
-        """GPUs of its base workers."""
+        """Number of GPUs of its base workers."""
         return self.facts.terms.min_replicas * self.facts.terms.gpus_per_worker
 
     @property
     def duration(self) -> float:
-        """Seconds that its leader ran, or would."""
+        """Seconds that its leader ran, or would have run."""
         used, budget = self.facts.used_seconds, self.facts.terms.time_budget_seconds
         return used if self.ended_at is not None or self.is_gone or budget > MAX_SECONDS else max(used, budget)
 
     def give(self, gpus: int, at: float) -> None:
-        """Let it hold this number of GPUs from now on."""
+        """Record that it holds this number of GPUs from now on."""
         if self.gpus and at > self.since:
             self.held.append((self.since, at, self.gpus))
         self.gpus, self.since = gpus, at
@@ -94,7 +94,7 @@ class _Past:
         return job
 
     def elastic_job(self, node_gpus: int) -> SimulatedJob:
-        """Return the job as it was submitted, as fast with more workers as its trainer measured."""
+        """Return the job as it was submitted, with the speed at more workers that its trainer measured."""
         job, terms = self.job(), self.facts.terms
         if not (terms.trains_together and self.facts.speeds and terms.gpus_per_worker == 1):
             return job
@@ -108,14 +108,14 @@ class _Past:
         job.completed_at = (self.ended_at or 0.0) - self.start
         job.restarts, job.evictions, job.preemptions = self.admissions - 1, self.evictions, self.preemptions
         job.service = sum(hold(job.held, start - self.start, end - self.start, gpus) for start, end, gpus in self.held)
-        # What a start cost on average: it held GPUs, and its leader did not run.
+        # Mean cost of a start: the job held GPUs while its leader did not run.
         idle = sum(end - start for start, end, _ in self.held) - self.duration
         job.start_seconds = self.seen_at - self.facts.submitted_at + max(0.0, idle) / max(1, self.admissions)
         return job
 
 
 def read_history(folder: Path) -> AuditHistory:
-    """Read the audit log in `folder`. Raises `TraceError`."""
+    """Read the audit log in `folder`. Raise `TraceError`."""
     past: dict[tuple[str, float], _Past] = {}
     current: dict[str, _Past] = {}
     gpus: dict[str, int] = {}
@@ -137,7 +137,7 @@ def read_history(folder: Path) -> AuditHistory:
         job.start = start
         if job.facts.submitted_at > LAST_SECOND:
             raise TraceError(
-                f"{folder}: job {job.name}: submitted_at: is {job.facts.submitted_at:g}, which is no time in seconds "
+                f"{folder}: job {job.name}: submitted_at: is {job.facts.submitted_at:g}, not a time in seconds "
                 f"since 1970; {UNIT}"
             )
         if max(job.duration, job.facts.submitted_at - start) > MAX_SECONDS:
@@ -153,7 +153,7 @@ def read_history(folder: Path) -> AuditHistory:
 
 
 def _see(snapshot: Snapshot, at: float, past: dict[tuple[str, float], _Past], current: dict[str, _Past]) -> None:
-    """Take what a snapshot says of jobs."""
+    """Record the jobs of a snapshot."""
     seen = set()
     for facts in (facts.counted(snapshot.taken_at) for facts in snapshot.jobs):
         identity = facts.key, facts.submitted_at
@@ -196,7 +196,7 @@ def _apply(action: Mapping[str, Any], at: float, job: _Past) -> None:
 def recorded(folder: Path) -> Iterator[tuple[float, Snapshot | None, list[Mapping[str, Any]]]]:
     """Yield time, snapshot and actions of each plan, the oldest first; None for a snapshot that was removed since.
 
-    Raises `TraceError`.
+    Raise `TraceError`.
     """
     if not folder.is_dir():
         raise TraceError(f"{folder}: is not a folder; name that of --audit-dir")
@@ -214,12 +214,12 @@ def _line(folder: Path, place: str, line: str) -> tuple[float, Snapshot | None, 
         found = json.loads(line)
         at, name, actions = float(found["at"]), str(found["snapshot"]), list(found["actions"])
         if not abs(at) <= LAST_SECOND:
-            raise ValueError(f"at: {at:g} is no time in seconds since 1970")
+            raise ValueError(f"at: {at:g} is not a time in seconds since 1970")
         for action in actions:
             if not (isinstance(action["job"], str) and isinstance(action["action"], str)):
                 raise ValueError("actions: each must name a job and an action")
             if not isinstance(action.get("extra", 0), int):
-                raise ValueError(f"actions: extra: {action['extra']!r} is no number of workers")
+                raise ValueError(f"actions: extra: {action['extra']!r} is not a number of workers")
     except KeyError as error:
         raise TraceError(f"{place}: {error.args[0]}: is missing; it is not a line of an audit log") from error
     except (ValueError, TypeError) as error:

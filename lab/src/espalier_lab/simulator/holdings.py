@@ -1,4 +1,4 @@
-"""When a simulated job held how many GPUs."""
+"""Spans of simulated time with the number of GPUs that a job held."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 
 class HeldSpan(NamedTuple):
-    """From when to when, in seconds of simulated time, a number of GPUs was held."""
+    """A span of simulated time, in seconds, with a number of held GPUs."""
 
     start: float
     end: float
     gpus: float
-    """Of GPUs that two jobs share, each holds half."""
+    """Number of GPUs; two jobs on the same GPUs hold half of them each."""
 
 
 def hold(spans: list[HeldSpan], start: float, end: float, gpus: float) -> float:
-    """Add to the spans of a job, which all lie before `start`; return the GPU-seconds. What goes on is one span."""
+    """Add to the spans of a job, all before `start`; return the GPU-seconds. A continuation extends its span."""
     if end > start and gpus:
         last = spans[-1] if spans else None
         if last is not None and (last.end, last.gpus) == (start, gpus):

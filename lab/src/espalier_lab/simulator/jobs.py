@@ -1,4 +1,4 @@
-"""Simulated jobs: how they advance with the workers that they have. Seconds of simulated time throughout."""
+"""Simulated jobs and their progress with their workers, in seconds of simulated time throughout."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from espalier_lab.simulator.profiles import Application
 from espalier_operator.policies.view import ExpectedGrowth, SpeedModel
 
 NODE_GPUS: Final = 4
-"""Workers per node, where nodes are not given."""
+"""Workers per node if nodes are not given."""
 RESTART_SECONDS: Final = 30.0
-"""A job whose workers have changed does not train for so long (Qiao et al., OSDI 2021, 5.3)."""
+"""Seconds for which a job does not train after a change of its workers (Qiao et al., OSDI 2021, 5.3)."""
 _ROUNDING: Final = 1e-8
 
 
@@ -22,54 +22,54 @@ class SimulatedJob(ABC):
     """A job of a trace, and its state."""
 
     def __init__(self, name: str, submitted_at: float, workers: int, most: int) -> None:
-        """Take what its author asked for, and the workers with which it can train at most; one GPU a worker."""
+        """Take its author's request, and the maximum number of workers with which it can train; one GPU per worker."""
         self.name, self.submitted_at = name, submitted_at
         self.origin = ""
         """File, line and field of its number of workers, for errors."""
         self.requested, self.most_workers = workers, max(workers, most)
         self.least_workers = 1
-        """With fewer it does not train, where the policy chooses their number."""
+        """Minimum number of workers with which it trains, if the policy chooses their number."""
         self.priority = 0
         self.preemptible: bool | None = None
         """Whether it yields its base GPUs; None: as all jobs of the simulation."""
         self.placement: tuple[int, ...] = ()
-        """Its workers on each of its nodes."""
+        """Number of its workers on each of its nodes."""
         self.workers = 0
         self.gpu_type: str | None = None
-        """Of the GPUs that it has; where all are alike it makes no difference."""
+        """Type of its GPUs; irrelevant if all are alike."""
         self.runs_on: tuple[str, ...] = ()
-        """The types of GPU on which it can run; none: all."""
+        """Types of GPU on which it can run; empty: all."""
         self.pause_seconds = RESTART_SECONDS
-        """For how long it does not train when its workers have changed."""
+        """Seconds for which it does not train after a change of its workers."""
         self.idle_gpus = 0
-        """GPUs that it holds besides: for workers that start, or that save a checkpoint."""
+        """GPUs that it holds in addition, for workers that start or save a checkpoint."""
         self.start_seconds = 0.0
-        """From its submission until it would train if the cluster were idle."""
+        """Seconds from its submission until it would train on an idle cluster."""
         self.ideal: tuple[int, ...] = ()
-        """Its workers on each node of the idle cluster, as its author asked for them; none: four a node."""
+        """Its workers on each node of the idle cluster, as its author asked for them; empty: four per node."""
         self.service = 0.0
-        """GPU-seconds that it has held."""
+        """GPU-seconds held so far."""
         self.held: list[HeldSpan] = []
         self.restarts = -1
         self.evictions = 0
-        """How often it lost all its workers before it was complete."""
+        """Number of times that it lost all its workers before completion."""
         self.preemptions = 0
-        """How often it lost workers, some or all, before it was complete."""
+        """Number of times that it lost workers, some or all, before completion."""
         self.completed_at: float | None = None
         self._pause = 0.0
 
     @property
     def speed_model(self) -> SpeedModel | None:
-        """Its true speed, for policies that ask for it; None where the trace does not say."""
+        """Its true speed, for policies that use it; None if the trace does not have it."""
         return None
 
     @property
     def expected_growth(self) -> ExpectedGrowth | None:
-        """What its agent would say that growing gains it from now on; None: it cannot grow."""
+        """Its agent's expected gain of growing from now on; None: it cannot grow."""
         return None
 
     def place(self, placement: tuple[int, ...]) -> None:
-        """Give it these workers, from now on, and take all others."""
+        """Give it exactly these workers from now on."""
         self.evictions += self.workers > 0 and not placement
         self.preemptions += sum(placement) < self.workers
         self.placement, self.workers = placement, sum(placement)
@@ -79,18 +79,18 @@ class SimulatedJob(ABC):
             self._placed()
 
     def isolated_seconds(self, contention: float, gpus: int) -> float:
-        """Return how long it takes with 1 / `contention` of all GPUs, in turns where these are fewer than it needs.
+        """Return its duration with 1 / `contention` of all GPUs, in turns if these are fewer than it needs.
 
-        It has to start there, too.
+        This includes its start.
         """
         return self.start_seconds + self.seconds_alone() * max(1.0, self.requested * contention / gpus)
 
     @abstractmethod
     def seconds_alone(self) -> float:
-        """Return how long it takes with what its author asked for, from beginning to end. Raises `TraceError`."""
+        """Return its whole duration as its author asked for it. Raise `TraceError`."""
 
     def advance(self, now: float, seconds: float) -> bool:
-        """Let `seconds` pass from `now` on; return whether something changed that a policy could know of."""
+        """Let `seconds` pass from `now` on; return whether something changed that a policy could know."""
         if not self.workers:
             self.service += hold(self.held, now, now + seconds, self.idle_gpus)
             return False
@@ -108,11 +108,11 @@ class SimulatedJob(ABC):
 
     @abstractmethod
     def _train(self, now: float, seconds: float) -> bool:
-        """Train for `seconds`, or until it is complete; return whether a policy could know of progress."""
+        """Train for `seconds`, or until completion; return whether a policy could know about progress."""
 
 
 class FixedJob(SimulatedJob):
-    """A job that runs for a time with the workers that it asked for, and as much longer with fewer as it has fewer."""
+    """A job that runs for a fixed time with the requested workers, and proportionally longer with fewer."""
 
     def __init__(self, name: str, submitted_at: float, workers: int, duration: float) -> None:
         super().__init__(name, submitted_at, workers, workers)
@@ -123,7 +123,7 @@ class FixedJob(SimulatedJob):
         return self._duration
 
     def _speed(self) -> float:
-        """Return the seconds of its duration that pass in a second."""
+        """Return the seconds of its duration that pass per second."""
         return self.workers / self.requested
 
     def _train(self, now: float, seconds: float) -> bool:
@@ -151,7 +151,7 @@ class ProfiledJob(SimulatedJob):
 
     @property
     def speed_model(self) -> SpeedModel:
-        """Its true speed and what is left of it: Optimus+Oracle of the Pollux paper."""
+        """Its true speed and its remaining work: Optimus+Oracle of the Pollux paper."""
         return self
 
     @property
@@ -161,15 +161,15 @@ class ProfiledJob(SimulatedJob):
 
     @property
     def tried_workers(self) -> int:
-        """The most workers that it has had."""
+        """Maximum number of workers that it has had."""
         return self._tried
 
     def goodput(self, nodes: int, workers: int) -> float:
-        """Return the goodput in this epoch, in steps of the initial batch size a second; nodes as `step_seconds`."""
+        """Return the goodput in this epoch, in initial steps per second; nodes as for `step_seconds`."""
         return self._gain(self.batch) / self.step_seconds(workers)
 
     def step_seconds(self, workers: int) -> float:
-        """Return the seconds of a step with `workers` workers, four a node."""
+        """Return the seconds of a step with `workers` workers, four per node."""
         known = self._known.get(workers)
         if known is None:
             placement = _on_nodes_of_four(workers)
@@ -179,7 +179,7 @@ class ProfiledJob(SimulatedJob):
         return known
 
     def seconds_alone(self) -> float:
-        """Return how long it trains with its workers where they would be on the idle cluster."""
+        """Return its training time with its workers at their places on the idle cluster."""
         alone = ProfiledJob(self.name, 0.0, self.requested, self.batch, self.application)
         alone.place(self.ideal or _on_nodes_of_four(self.requested))
         alone._train(0.0, math.inf)
@@ -207,7 +207,7 @@ class ProfiledJob(SimulatedJob):
         self._measure()
 
     def _configure(self) -> None:
-        """Work out the seconds of a step, and what is trained on in it."""
+        """Compute the seconds of a step, and its examples."""
         application = self.application
         local, accumulations = self._split(
             self.workers, always=self.workers == 1 and self.batch > application.initial_batch
@@ -217,11 +217,11 @@ class ProfiledJob(SimulatedJob):
         self._trained_batch = self.workers * local * (accumulations + 1)
 
     def _measure(self) -> None:
-        """Work out the goodput in this epoch: steps of the initial batch size per second."""
+        """Compute the goodput in this epoch: steps of the initial batch size per second."""
         self._goodput = self._gain(self._trained_batch) / self._step
 
     def _gain(self, batch: int) -> float:
-        """Return how many steps of the initial batch size a step is worth in this epoch (AdaScale's gain)."""
+        """Return the value of a step in this epoch, in steps of the initial batch size (AdaScale's gain)."""
         scale = batch / self.application.initial_batch
         square, variance = self.application.gradient(batch, self.epoch)
         return adascale_gain(square, variance, scale)

@@ -1,4 +1,4 @@
-"""How long the simulated cluster takes to carry out decisions, in seconds of simulated time."""
+"""Latencies of the simulated cluster in carrying out decisions, in seconds of simulated time."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from espalier_operator.model import Rules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """What takes time; the pause of a job whose workers have changed (`jobs.RESTART_SECONDS`) comes on top."""
+    """Latencies; the pause of a job after a change of its workers (`jobs.RESTART_SECONDS`) comes on top."""
 
     start_seconds: float = 0.0
-    """From the grant of a worker until its process runs: binding, the container, imports."""
+    """Time from the grant of a worker to its running process: binding, the container, imports."""
     acknowledge_seconds: float = 0.0
-    """From a notice until the job has let go of the workers that are asked back: it ends a step and gathers them."""
+    """Time from a notice to the job's release of the workers: it ends a step and gathers them."""
     save_seconds: float = 0.0
-    """From the demand to stop until the job has ended with a checkpoint; it does not train meanwhile."""
+    """Time from a stop request to the job's end with a checkpoint; it does not train meanwhile."""
     notice_seconds: float = 0.0
     cooldown_seconds: float = 0.0
     min_runtime_seconds: float = 0.0
-    """These three are terms of each job (`spec.preemption`)."""
+    """The last three are terms of each job (`spec.preemption`)."""
     stop_grace_seconds: float = 0.0
-    """As in `facts.Rules`."""
+    """As in `Rules`."""
     restarts_move: bool = True
-    """Workers that change restart the whole job, as in published simulators: all its workers are placed again, on the
-    nodes with the most free GPUs. Otherwise its workers stay where the planner put them."""
+    """Whether a change of workers restarts the whole job, as in published simulators: all its workers are placed again,
+    on the nodes with the most free GPUs. Otherwise its workers stay where the planner put them."""
 
 
 _TERMS: Final = Preemption()
@@ -45,5 +45,5 @@ LATENCIES: Final[dict[str, Latencies]] = {
         restarts_move=False,
     ),
 }
-"""By name. `none`: all happens at once, as in published simulators. `realistic`: the defaults of jobs and operator, and
-assumed times of an ordinary cluster."""
+"""Latencies by name. `none`: everything happens at once, as in published simulators. `realistic`: the defaults of jobs
+and operator, and assumed times of an ordinary cluster."""

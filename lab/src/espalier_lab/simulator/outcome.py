@@ -1,4 +1,4 @@
-"""What came out of a simulation."""
+"""The outcome of a simulation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from espalier_lab.simulator.growth import accuracy_gained, lent_gpu_hours
 from espalier_lab.simulator.holdings import HeldSpan
 
 _ROUNDING: Final = 1e-6
-"""Of ρ: both times are sums of floating-point numbers, some of seconds since 1970."""
+"""Tolerance of ρ: both times are sums of floats, some of them seconds since 1970."""
 
 
 class EndedJob(Protocol):
@@ -24,36 +24,35 @@ class EndedJob(Protocol):
     submitted_at: float
     completed_at: float | None
     service: float
-    """GPU-seconds that it has held; of GPUs that it shared, its part."""
+    """GPU-seconds held; its part of shared GPUs."""
     restarts: int
-    """-1: it never started."""
+    """Number of restarts; -1: it never started."""
     evictions: int
-    """How often it lost all its workers before it was complete."""
+    """Number of times that it lost all its workers before completion."""
     preemptions: int
-    """How often it lost workers, some or all, before it was complete."""
+    """Number of times that it lost workers, some or all, before completion."""
     held: list[HeldSpan]
 
     def isolated_seconds(self, contention: float, gpus: int) -> float:
-        """Return how long it takes with 1 / `contention` of the cluster's GPUs to itself, as its author asked for it.
+        """Return its duration with 1 / `contention` of the cluster's GPUs, as its author asked for it.
 
-        From its submission on: what a start costs on the idle cluster, it costs here too. Raises `TraceError` where
-        that was not measured.
+        It counts from submission and includes the start on an idle cluster. Raise `TraceError` if it was not measured.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fairness:
-    """Finish-time fairness: ρ = JCT ÷ that with 1/N of the GPUs (Themis: Mahajan et al., NSDI 2020, 3; Gavel: 4.2).
+    """Finish-time fairness: ρ = JCT ÷ JCT with 1/N of the GPUs (Themis: Mahajan et al., NSDI 2020, 3; Gavel: 4.2).
 
-    N is the number of unfinished jobs, on average while the job is one of them, and the job has the workers that its
-    author asked for, in turns where 1/N of the GPUs is fewer. A job with ρ > 1 would have been faster with 1/N alone.
-    Both times hold one start (the rest of the round, the start of workers): a job alone on the cluster has ρ = 1.
+    N is the mean number of unfinished jobs while the job is one of them, and the job has the workers that its author
+    asked for, in turns if 1/N of the GPUs is fewer. A job with ρ > 1 would have been faster with 1/N alone. Both times
+    include one start (the rest of the round, the start of workers): a job alone on the cluster has ρ = 1.
     """
 
     mean: float
     worst: float
     unfair: float
-    """The part of the jobs with ρ > 1."""
+    """Part of the jobs with ρ > 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,21 +65,21 @@ class SimulationOutcome:
     p99_jct: float
     """The JCT that 99 % of the jobs do not exceed (nearest rank)."""
     makespan: float
-    """From the first submission to the last completion."""
+    """Time from the first submission to the last completion."""
     utilisation: float
-    """GPU-seconds held, over those of all GPUs in the makespan."""
+    """Held GPU-seconds, relative to those of all GPUs in the makespan."""
     restarts: int
-    """How often the workers of a job changed after it had started."""
+    """Number of changes of workers of started jobs."""
     evictions: int
-    """How often a job lost all its workers before it was complete."""
+    """Number of times that a job lost all its workers before completion."""
     preemptions: int
-    """How often a job lost workers, some or all, before it was complete."""
+    """Number of times that a job lost workers, some or all, before completion."""
     fairness: Fairness | None
-    """None where the trace does not tell how long a job takes alone."""
+    """None if the trace does not have the durations of jobs alone."""
     accuracy_gained: float | None
-    """By growing into lent GPUs, on average over the jobs that can; None: none can."""
+    """Mean accuracy gained by growing into lent GPUs, over the jobs that can; None: none can."""
     lent_gpu_hours: float | None
-    """That jobs trained with to grow, on average over the jobs that can; None: none can."""
+    """Mean hours of training with lent GPUs, over the jobs that can grow; None: none can."""
 
 
 def outcome_of(jobs: Sequence[EndedJob], gpus: int) -> SimulationOutcome:
@@ -104,9 +103,9 @@ def outcome_of(jobs: Sequence[EndedJob], gpus: int) -> SimulationOutcome:
 
 
 def fairness_of(jobs: Sequence[EndedJob], gpus: int) -> Fairness | None:
-    """Return how the completion times of `jobs`, all complete, compare with those by equal parts of the GPUs.
+    """Return the fairness of the completion times of `jobs`, all complete, against equal parts of the GPUs.
 
-    None where one of them was not measured as its author asked for it.
+    None if one of them was not measured as its author asked for it.
     """
     changes = Counter[float]()
     for job in jobs:
@@ -116,7 +115,7 @@ def fairness_of(jobs: Sequence[EndedJob], gpus: int) -> Fairness | None:
     counts = accumulate(changes[moment] for moment in moments)
     spans = (count * (end - start) for count, (start, end) in zip(counts, pairwise(moments), strict=False))
     unfinished = dict(zip(moments, accumulate(spans, initial=0.0), strict=True))
-    """By moment: the sum, over jobs, of the seconds that they were unfinished until then."""
+    """For each moment: the sum over jobs of the seconds for which they were unfinished until then."""
     ratios = []
     for job in jobs:
         completed = job.completed_at or job.submitted_at

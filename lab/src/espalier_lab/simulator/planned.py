@@ -1,9 +1,8 @@
 """The driver by plans: the cluster's own planner and job state machine, on simulated nodes.
 
-Each round, and whenever what was decided has come to pass, the planner is asked until it has nothing more to change.
-So without latencies all that follows from a decision happens in its round; which nodes jobs run on is then chosen as in
-published simulators, not by the planner (`Latencies.restarts_move`). The policy sees the true speed of jobs
-where the trace tells it.
+In each round, and whenever a decision has taken effect, the planner is called until it changes nothing more. So without
+latencies all consequences of a decision happen in its round; the nodes of jobs are then chosen as in published
+simulators, not by the planner (`Latencies.restarts_move`). The policy sees the true speed of jobs if the trace has it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from espalier_operator.policies import Policy
 from espalier_operator.policies.view import Decision, ExpectedGrowth, SpeedModel, TypeSpeeds, View
 
 MOST_PLANS: Final = 1000
-"""This many plans in a row at one moment mean that they undo each other."""
+"""Number of plans in a row at one moment from which they are considered to undo each other."""
 
 
 class Planned:
@@ -40,7 +39,7 @@ class Planned:
         *,
         preemptible: bool = True,
     ) -> None:
-        """Prepare; jobs yield their base GPUs where they are `preemptible`. Raises `TraceError`, as `Rounds`."""
+        """Prepare; `preemptible` jobs yield their base GPUs. Raise `TraceError`, as `Rounds` does."""
         check_sizes(jobs, policy, sum(node.gpus for node in nodes))
         self._jobs = sorted(jobs, key=lambda job: job.submitted_at)
         typed = {job.name: job for job in jobs if isinstance(job, PlannedTypedJob)}
@@ -51,7 +50,7 @@ class Planned:
         self.now = 0.0
 
     def run(self, progress: Callable[[int], None] = lambda completed: None) -> None:
-        """Run until all jobs are complete; `progress` is called with the number of those that are."""
+        """Run until all jobs are complete; `progress` is called with the number of complete jobs."""
         coming, active, completed, due = list(reversed(self._jobs)), self._backend.jobs, 0, 0.0
         boundary, idling = 0.0, Idling(self._policy.name, ROUND_SECONDS)
         while coming or active:
@@ -83,7 +82,7 @@ class Planned:
                     progress(completed)
 
     def _plan(self) -> float:
-        """Plan and carry out until nothing is left to do; return when to plan again without news."""
+        """Plan and carry out until nothing is left to do; return the time of the next plan without news."""
         jobs = self._backend.jobs
         speed_models = {key: job.job.speed_model for key, job in jobs.items()}
         self._policy.speed_models = {
@@ -103,9 +102,9 @@ class Planned:
         raise RuntimeError(f"policy {self._policy.name}: {MOST_PLANS} plans at {self.now:g} s undo each other")
 
     def _is_last(self, action: Action) -> bool:
-        """Return whether nothing follows from an action at once: it is a grant, and the job can be lent no more.
+        """Return whether an action has no immediate consequence: it is a grant, and the job can be lent no more.
 
-        Where all GPUs are held, and all of them by base workers, there is nothing that it could be lent.
+        If base workers hold all GPUs, there is nothing to lend.
         """
         if isinstance(action, Admit):
             terms = self._backend.jobs[action.job].terms
@@ -114,10 +113,10 @@ class Planned:
 
 
 class _Informed:
-    """A policy that sees the true speeds of jobs, and what its last decision depends on."""
+    """A policy that sees the true speeds of jobs, and the dependencies of its last decision."""
 
     def __init__(self, policy: Policy, speeds: TypeSpeeds | None) -> None:
-        """Take the true speeds by type of GPU, where jobs have them."""
+        """Take the true speeds by type of GPU, if jobs have them."""
         self._speeds = speeds
         self.policy, self.name, self.queue_order = policy, policy.name, policy.queue_order
         self.elasticity = policy.elasticity

@@ -1,4 +1,4 @@
-"""Jobs of a trace with types of GPU, for the driver by plans: each trains as fast as on the type that it has."""
+"""Jobs of a trace with types of GPU, for the driver by plans: each trains at the speed of its type."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from espalier_lab.simulator.typed_jobs import TypedJob
 
 
 class PlannedTypedJob(SimulatedJob):
-    """A job of a fixed number of steps and GPUs, a GPU a worker."""
+    """A job with a fixed number of steps and GPUs, one GPU per worker."""
 
     def __init__(self, job: TypedJob, pause_seconds: float) -> None:
-        """Take a job that has not begun; `pause_seconds` is for how long it does not train when its GPUs changed."""
+        """Take a job that has not begun; `pause_seconds` is its pause after a change of its GPUs."""
         super().__init__(job.name, job.submitted_at, job.gpus, job.gpus)
         self.origin, self.priority, self.pause_seconds = job.origin, job.priority, pause_seconds
         self.least_workers = job.gpus
@@ -26,7 +26,7 @@ class PlannedTypedJob(SimulatedJob):
 
     @property
     def speed_model(self) -> TypedJob:
-        """Its true rest; its speed depends on the type alone."""
+        """Its true remaining work; its speed depends only on the type."""
         return self._job
 
     def speed(self, gpu_type: str) -> float:
@@ -34,11 +34,11 @@ class PlannedTypedJob(SimulatedJob):
         return self._job.speed(gpu_type)
 
     def seconds_alone(self) -> float:
-        """Return how long it takes with the GPUs that it asked for, on each type in turn."""
+        """Return its duration with the requested GPUs, on each type in turn."""
         return self._job.isolated_seconds(1.0, 0)
 
     def isolated_seconds(self, contention: float, gpus: int) -> float:
-        """Return how long it takes with 1 / `contention` of the GPUs of each type, in turns (Gavel, 4.2)."""
+        """Return its duration with 1 / `contention` of the GPUs of each type, in turns (Gavel, 4.2)."""
         return self.start_seconds + self._job.isolated_seconds(contention, gpus)
 
     def _train(self, now: float, seconds: float) -> bool:
@@ -49,20 +49,20 @@ class PlannedTypedJob(SimulatedJob):
 
 
 class TrueSpeeds:
-    """`policies.view.Speeds` of such jobs. On a cluster nobody shares GPUs."""
+    """`policies.view.Speeds` of such jobs. On a cluster, jobs do not share GPUs."""
 
     def __init__(self, jobs: Mapping[str, PlannedTypedJob]) -> None:
         self._jobs = jobs
 
     def steps_per_second(self, job: str, gpu_type: str, beside: str | None = None) -> float:
-        """Return the true steps per second of `job`; 0 where it cannot run, and with another job."""
+        """Return the true steps per second of `job`; 0 if it cannot run, and with another job."""
         return self._jobs[job].speed(gpu_type) if beside is None else 0.0
 
 
 def planned_types(
     jobs: Sequence[TypedJob], nodes: Sequence[TypedNode], latencies: Latencies
 ) -> tuple[list[PlannedTypedJob], list[SimulatedNode], Latencies]:
-    """Return what `Planned` takes: jobs, nodes, latencies. Raises `TraceError` for a job that never fits.
+    """Return the arguments of `Planned`: jobs, nodes, latencies. Raise `TraceError` for a job that never fits.
 
     Without latencies moving costs nothing, as in Gavel's simulator. Speeds do not depend on nodes, so jobs stay where
     the planner puts them.

@@ -1,10 +1,10 @@
 """Measured profiles of applications in the layout of the Pollux artifact (Qiao et al., OSDI 2021).
 
-A folder for each application: `placements.csv` (seconds of a step by placement and local batch size),
-`scalability.csv` (the same by numbers of nodes and workers), and `validation-BATCH.csv` (an epoch a line: progress,
-iterations, metric, squared norm and variance of the gradient). A placement is the number of workers on each node. Step
-times between the measured ones are interpolated as in the artifact's simulator: along the batch size where the
-placement was measured, else linearly in (nodes, workers, local batch size).
+A folder for each application: `placements.csv` (seconds of a step by placement and local batch size), `scalability.csv`
+(the same by numbers of nodes and workers), and `validation-BATCH.csv` (one epoch per line: progress, iterations,
+metric, squared norm and variance of the gradient). A placement is the number of workers on each node. Step times
+between the measured ones are interpolated as in the artifact's simulator: along the batch size if the placement was
+measured, else linearly in (nodes, workers, local batch size).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.tables import Fields, rows
 
 MAX_NODES: Final = 16
-"""Step times were measured on that many nodes at most; on more they are assumed to be the same."""
+"""Maximum number of nodes with measured step times; on more nodes they are assumed to be the same."""
 _LOCAL_LIMITS: Final = {"yolov3": 8}
-"""The largest local batch size, where the artifact sets one below the largest that was measured."""
+"""The largest local batch size, if the artifact limits it below the largest measured one."""
 Times = tuple[float, float]
-"""Seconds of a step, and what of it is synchronisation."""
+"""Seconds of a step, and the part of it for synchronisation."""
 
 
 class Application:
-    """One model and data set, as it was measured."""
+    """The measurements of one model and data set."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the folder. Raises `TraceError`."""
+        """Read the folder. Raise `TraceError`."""
         self.name, self._folder = folder.name, folder
         self._epochs: dict[int, list[tuple[float, float, float, float]]] = {}
         for path in folder.glob("validation-*.csv"):
@@ -70,7 +70,7 @@ class Application:
         self.max_local = _LOCAL_LIMITS.get(self.name, largest)
         self.initial_batch, self.max_batch = self._batches[0], self._batches[-1]
         self.epochs = min(map(len, self._epochs.values()))
-        """A job ends at the end of the last one."""
+        """Last epoch, at whose end a job ends."""
         ends = ([epoch[0] for epoch in epochs[: self.epochs]] for epochs in self._epochs.values())
         self._progress: tuple[float, ...] = (0.0, *map(min, zip(*ends, strict=True)))
         self._times: dict[tuple[tuple[int, ...], int], Times] = {}
@@ -81,7 +81,7 @@ class Application:
         return self._progress[epochs]
 
     def iterations(self, batch: int, epochs: int) -> float:
-        """Return the steps at a batch size after the first `epochs` epochs and one more."""
+        """Return the number of steps at a batch size after the first `epochs` epochs and one more."""
         return self._between(batch, epochs, 1)
 
     def gradient(self, batch: int, epoch: int) -> tuple[float, float]:
@@ -89,7 +89,7 @@ class Application:
         return self._between(batch, epoch, 2), self._between(batch, epoch, 3)
 
     def times(self, placement: tuple[int, ...], local: int) -> Times:
-        """Return the seconds of a step with `local` examples a worker. Raises `TraceError` where nothing is known."""
+        """Return the seconds of a step with `local` examples per worker. Raise `TraceError` if nothing is known."""
         least = min(placement[i:] + placement[:i] for i in range(len(placement)))
         known = self._times.get((least, local))
         if known is None:
@@ -97,7 +97,7 @@ class Application:
         return known
 
     def _between(self, batch: int, epoch: int, column: int) -> float:
-        """Interpolate a column between the batch sizes that were measured."""
+        """Interpolate a column between the measured batch sizes."""
         known = self._interpolations.get((batch, epoch, column))
         if known is None:
             known = self._interpolations[batch, epoch, column] = self._interpolate(batch, epoch, column)
@@ -123,7 +123,7 @@ class Application:
                 return points[0][1]
         else:
             step, sync = self._scattered([min(len(placement), MAX_NODES), sum(placement), local])[0]
-            if step == step:  # not NaN: within what was measured
+            if step == step:  # not NaN: within the measured range
                 return float(step), float(sync)
         raise TraceError(
             f"{self._folder}: no step time is known for {sum(placement)} workers on {len(placement)} nodes with "
@@ -153,13 +153,13 @@ class Application:
 
 
 class Profiles:
-    """The applications of a folder, read when they are needed."""
+    """The applications of a folder, read on demand."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._known = folder, dict[str, Application]()
 
     def application(self, name: str) -> Application | None:
-        """Return the application `name`, None where there is no folder of it. Raises `TraceError`."""
+        """Return the application `name`; None if it has no folder. Raise `TraceError`."""
         folder = self._folder / name
         if name not in self._known:
             if name in ("", ".", "..") or folder.parent != self._folder or not folder.is_dir():

@@ -1,7 +1,7 @@
-"""The driver by rounds: the bare policy decides each minute, and what it decides happens at once.
+"""The driver by rounds: the bare policy decides each minute, and its decisions take effect at once.
 
-It has no notices, cooldowns or quotas: for comparisons with published simulators, and for learning. A policy is asked
-again when a job comes, ends or, if it follows that, progresses, and when its decision says so.
+It has no notices, cooldowns or quotas: for comparisons with published simulators, and for learning. A policy is called
+again when a job arrives, ends or, if the policy depends on that, progresses, and when its decision requests it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class SimulatedNode:
 
 
 def base_workers(job: SimulatedJob, policy: Policy) -> int:
-    """Return the workers that `job` has or waits for: the fewest where the policy chooses their number."""
+    """Return the workers that `job` has or waits for: the minimum if the policy chooses their number."""
     return job.requested if policy.elasticity is Elasticity.FIXED else job.least_workers
 
 
 def check_sizes(jobs: Iterable[SimulatedJob], policy: Policy, gpus: int) -> None:
-    """Raise `TraceError` for a job that needs more GPUs than there are."""
+    """Raise `TraceError` for a job that needs more GPUs than the cluster has."""
     larger = [job for job in jobs if base_workers(job, policy) > gpus]
     if larger:
         job = larger[0]
@@ -54,7 +54,7 @@ def check_sizes(jobs: Iterable[SimulatedJob], policy: Policy, gpus: int) -> None
 
 
 def submit(job: SimulatedJob, now: float, nodes: Sequence[int], start_seconds: float = 0.0) -> None:
-    """Tell a job, first seen `now`, how it would begin if all GPUs of these nodes were free."""
+    """Set the start of a job, first seen at `now`, as if all GPUs of these nodes were free."""
     job.start_seconds = now - job.submitted_at + start_seconds + job.pause_seconds
     if job.requested <= sum(nodes):
         job.ideal = placement_of(spread(list(nodes), job.requested))
@@ -70,9 +70,9 @@ class Rounds:
         policy: Policy,
         moved: Callable[[Mapping[str, Sequence[int]]], None] = lambda held: None,
     ) -> None:
-        """Prepare. Raises `TraceError` for a job that never fits.
+        """Prepare. Raise `TraceError` for a job that never fits.
 
-        `moved` is called whenever workers were placed or have ended, with the index of the node of each worker by job.
+        `moved` is called whenever workers were placed or have ended, with the node index of each worker by job.
         """
         self._moved = moved
         self._jobs, self._policy = sorted(jobs, key=lambda job: job.submitted_at), policy
@@ -85,19 +85,19 @@ class Rounds:
         self.now = 0.0
         self._memory: Any = {}
         self._held: dict[str, list[int]] = {}
-        """By job: the node of each of its workers."""
+        """The node of each worker, by job."""
         self._ended: dict[str, float] = {}
-        """Jobs that have ended since the last decision, and the GPU-seconds that they took."""
+        """Jobs that have ended since the last decision, with their GPU-seconds."""
 
     def run(self, progress: Callable[[int], None] = lambda completed: None) -> None:
-        """Run until all jobs are complete; `progress` is called with the number of those that are.
+        """Run until all jobs are complete; `progress` is called with the number of complete jobs.
 
-        Raises `TraceError` where the policy lets all jobs wait for ever.
+        Raise `TraceError` if the policy lets all jobs wait for ever.
         """
         answer(self.views(progress), self._policy.decide)
 
     def views(self, progress: Callable[[int], None] = lambda completed: None) -> Generator[View, Decision, None]:
-        """Run until all jobs are complete, as `run`, but ask the caller: each view is answered by a decision."""
+        """Run until all jobs are complete, as `run` does, but let the caller answer each view with a decision."""
         coming, active = list(reversed(self._jobs)), list[SimulatedJob]()
         running = list[SimulatedJob]()
         until, follows, completed = math.inf, False, 0
@@ -108,7 +108,7 @@ class Rounds:
                 self.now += max(0, math.ceil(ahead / ROUND_SECONDS) - 1) * ROUND_SECONDS
             idling.count(() if running else [job.name for job in active])
             changed = False
-            for job in running:  # nothing happens to those that wait
+            for job in running:  # waiting jobs do not change
                 changed |= job.advance(self.now, ROUND_SECONDS) and follows
             self.now += ROUND_SECONDS
             ended = [job for job in running if job.completed_at is not None]
@@ -164,9 +164,9 @@ class Rounds:
         )
 
     def _carry_out(self, decision: Decision, active: Iterable[SimulatedJob]) -> None:
-        """Give workers in the order of shares: all or none of the base, more as there are, then the spare ones.
+        """Give workers in the order of shares: all or none of the base, more if available, then the spare ones.
 
-        Wishes for nodes come first. A job without one stays where it is, if others' wishes leave it room.
+        Wishes for nodes come first. A job without a wish stays where it is, if others' wishes leave it room.
         """
         jobs = {job.name: job for job in active}
         workers = fill(decision.shares, self._base, self._gpus)
@@ -193,7 +193,7 @@ class Rounds:
 
 
 def answer(asked: Generator[Q, A, None], reply: Callable[[Q], A]) -> None:
-    """Answer what `asked` asks, until it asks no more."""
+    """Answer the requests of `asked` until it ends."""
     question = next(asked, None)
     while question is not None:
         replied = reply(question)

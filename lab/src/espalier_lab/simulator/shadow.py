@@ -1,7 +1,7 @@
-"""What another policy would have decided at each plan of an audit log, compared with what the operator did.
+"""Decisions of another policy at each plan of an audit log, compared with the operator's.
 
-The policy is asked about each recorded snapshot, so it always sees what really was there, not what would have come of
-its own decisions; the simulator estimates that. Only plans that decided something are recorded.
+The policy decides on each recorded snapshot, so it always sees the real state, not the consequences of its own
+decisions, which the simulator estimates. Only plans with decisions are recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from espalier_operator.policies import Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What one plan did with a job, and what the other policy would have done."""
+    """The actions of one plan on a job, and those of the other policy."""
 
     at: float
     """Epoch seconds."""
@@ -33,21 +33,21 @@ class ShadowComparison:
     """The decisions of a policy compared with those of an operator."""
 
     plans: int
-    """Recorded ones, with their snapshots."""
+    """Number of recorded plans with their snapshots."""
     same: int
-    """Of these, those in which it would have done the same with each job."""
+    """Number of these with the same actions on each job."""
     left_out: int
-    """Recorded ones whose snapshot was removed since."""
+    """Number of recorded plans whose snapshot was removed since."""
     policy: str | None
-    """That of the operator, with its settings, by the last snapshot."""
+    """The operator's policy with its settings, by the last snapshot."""
     differences: tuple[Difference, ...]
 
 
 def shadow_of(folder: Path, policy: Policy, configured: str) -> ShadowComparison:
-    """Return what `policy`, with its settings as `configured`, would have decided.
+    """Return the decisions of `policy`, with its settings as `configured`.
 
-    It remembers what it decided at earlier recorded plans; the operator's own policy, what the operator recorded.
-    Raises `TraceError`, as `read_history`, and what the policy raises.
+    Its memory comes from its decisions at earlier recorded plans; for the operator's own policy, from the operator's
+    records. Raise `TraceError`, as `read_history` does, and any error of the policy.
     """
     memory: Mapping[str, Any] = {}
     plans = same = left_out = 0
@@ -75,7 +75,7 @@ def shadow_of(folder: Path, policy: Policy, configured: str) -> ShadowComparison
 
 
 def _by_job(actions: Iterable[Mapping[str, Any]]) -> defaultdict[str, tuple[str, ...]]:
-    """Return what is done with each job, in words that leave out when and why."""
+    """Return the actions on each job, in words without times and reasons."""
     found: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
     for action in actions:
         extra = f" to {action['extra']} extra" if "extra" in action else ""

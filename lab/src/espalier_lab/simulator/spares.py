@@ -1,4 +1,4 @@
-"""How many workers each job gets by a decision, where nothing but the number of GPUs counts. Pure; a GPU a worker."""
+"""Numbers of workers of jobs from a decision, if only the number of GPUs counts. Pure; one GPU per worker."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from espalier_operator.policies.view import Share
 
 
 def fill(shares: Iterable[Share], base: Mapping[str, int], gpus: int) -> dict[str, int]:
-    """Return the workers of each job that has a share, in the order of shares.
+    """Return the workers of each job with a share, in the order of shares.
 
-    Each in turn gets its share, or as much of it as is left, but not fewer than its base workers; then spare GPUs go to
-    the job with the fewest over its weight (as in `espalier_operator.policies.decisions`).
+    Each in turn gets its share, or the rest, but not fewer than its base workers; then spare GPUs go to the job with
+    the fewest workers relative to its weight (as in `espalier_operator.policies.decisions`).
     """
     workers: dict[str, int] = {}
     spare: list[tuple[tuple[float, float], int, int, Share]] = []

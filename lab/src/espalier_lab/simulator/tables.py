@@ -18,17 +18,17 @@ from espalier_lab.simulator.columns import Header, Selection, is_product
 from espalier_lab.simulator.errors import TraceError
 
 MAX_SECONDS: Final = 1e9
-"""About 32 years. Longer times in a trace are taken for mistakes, lest a simulation never end."""
+"""Limit on times in a trace, about 32 years. Longer ones are considered mistakes, so that a simulation ends."""
 LAST_SECOND: Final = 1e11
-"""In the year 5138. A greater time since 1970 is not in seconds: milliseconds since then are more from 1973 on."""
+"""Limit on a time since 1970, in the year 5138. Greater ones are not in seconds: milliseconds exceed it from 1973."""
 UNIT: Final = "write all times in seconds: divide milliseconds by 1e3, microseconds by 1e6, nanoseconds by 1e9"
 """The remedy for a time that is too great."""
 MIN_SECONDS: Final = 1e-3
-"""Jobs that take less have ended at once: how much longer they took than alone would be no number."""
+"""Minimum duration of a job: for shorter ones, the ratio to their time alone would have no meaning."""
 _GZIP: Final = b"\x1f\x8b"
 _DELIMITERS: Final = ",;\t|"
 _COMMENT: Final = re.compile(r"\s*(#|;(\s|$)|$)")
-"""Of lines before the table: those of the Standard Workload Format begin with a semicolon and a blank."""
+"""Comment lines before the table; in the Standard Workload Format they begin with a semicolon and a blank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +37,22 @@ class TableRow:
 
     path: Path
     line: int | str
-    """Its number; in JSON, the name of the job."""
+    """Number of the line; in JSON, the name of the job."""
     cells: Mapping[str, str]
     columns: Mapping[str, str] = field(default_factory=dict)
-    """What the file calls a field, where it is not by its name."""
+    """Names of fields in the file, if they differ."""
     others: Mapping[str, str] = field(default_factory=dict)
-    """Values of the columns by which lines are chosen."""
+    """Values of the columns for the selection of lines."""
 
     def text(self, field: str) -> str:
-        """Return what the field says; `TraceError` if it is empty."""
+        """Return the text of the field; raise `TraceError` if it is empty."""
         value = (self.cells.get(field) or "").strip()
         if not value:
             raise self.fault(field, "is missing")
         return value
 
     def number(self, field: str, *, above: float | None = None) -> float:
-        """Return a finite number of at least 0, or greater than `above`; `TraceError` otherwise."""
+        """Return a finite number of at least 0, or greater than `above`; raise `TraceError` otherwise."""
         text = self.text(field)
         try:
             value = float(text)
@@ -65,7 +65,7 @@ class TableRow:
         return value
 
     def seconds(self, field: str) -> float:
-        """Return a number of seconds, from 0 to `MAX_SECONDS`; `TraceError` otherwise."""
+        """Return a number of seconds, from 0 to `MAX_SECONDS`; raise `TraceError` otherwise."""
         value = self.number(field)
         if value > MAX_SECONDS:
             raise self.fault(
@@ -75,14 +75,14 @@ class TableRow:
         return value
 
     def count(self, field: str) -> int:
-        """Return a whole number of at least 1; `TraceError` otherwise."""
+        """Return a whole number of at least 1; raise `TraceError` otherwise."""
         value = self.number(field, above=0.0)
         if value != int(value):
             raise self.fault(field, f"is {self.text(field)!r}; it must be a whole number")
         return int(value)
 
     def place(self, field: str) -> str:
-        """Return file, line and field, as errors name them."""
+        """Return file, line and field for an error."""
         return f"{self.path}:{self.line}: {self.columns.get(field, field)}"
 
     def fault(self, field: str, problem: str) -> TraceError:
@@ -91,7 +91,7 @@ class TableRow:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file in UTF-8, with or without a byte order mark, plain or gzip. Raises `TraceError`."""
+    """Return the text of a file in UTF-8, with or without a byte order mark, plain or gzip. Raise `TraceError`."""
     try:
         found = path.read_bytes()
         return (gzip.decompress(found) if found.startswith(_GZIP) else found).decode("utf-8-sig")
@@ -104,25 +104,25 @@ def text_of(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """What lines of a table say."""
+    """The fields of a table."""
 
     required: Sequence[str]
     optional: Sequence[str] = ()
-    """Fields that need no column."""
+    """Fields without a required column."""
     aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What else their columns may be called."""
+    """Alternative names of their columns."""
     instead: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Fields that together stand for a required one."""
+    """Fields that together replace a required one."""
     moments: Sequence[str] = ()
-    """Fields that are in one unit: if the column of one is scaled, those of the others must be named, too."""
+    """Fields in one unit: if the column of one is scaled, the columns of the others must be named, too."""
 
     @property
     def names(self) -> list[str]:
-        """All of them."""
+        """Names of all fields."""
         return [*self.required, *self.optional, *(each for others in self.instead.values() for each in others)]
 
     def columns(self, header: Header, named: Mapping[str, str] | None) -> dict[str, str]:
-        """Return the column of each field: the one that is `named`, else one of its names. Raises `TraceError`."""
+        """Return the column of each field: the one that is `named`, else one of its names. Raise `TraceError`."""
         known = {wanted: (wanted, *self.aliases.get(wanted, ())) for wanted in self.names}
         found = {
             wanted: header.names[place]
@@ -148,7 +148,7 @@ class Fields:
 
 
 def rows(path: Path, fields: Fields, selection: Selection | None = None) -> Iterator[TableRow]:
-    """Yield the lines of a CSV file that has a header with `fields`, without blank ones. Raises `TraceError`.
+    """Yield the lines of a CSV file that has a header with `fields`, without blank ones. Raise `TraceError`.
 
     Columns may have any order and case, and there may be more of them; commas, semicolons, tabs, bars or blanks
     separate them. Lines before the header that begin with `#` or `; ` are comments. A `selection` may name other
@@ -183,7 +183,7 @@ def rows(path: Path, fields: Fields, selection: Selection | None = None) -> Iter
 
 
 def _delimiter(line: str) -> str:
-    """Return what separates the columns: a list inside a column of bars or tabs may have commas."""
+    """Return the separator of the columns: a list inside a column may contain commas if bars or tabs separate."""
     if listed := next((each for each in "|\t" if line.count(each) > 1), ""):
         return listed
     return max(_DELIMITERS, key=line.count) if any(each in line for each in _DELIMITERS) else " "

@@ -39,13 +39,13 @@ FIELDS: Final = Fields(
     instead={"duration": ("start", "end")},
     moments=("timestamp", "start", "end"),
 )
-"""The columns of a table, and what they are called in public traces."""
+"""The columns of a table, with their names in public traces."""
 _PHILLY: Final = {"timestamp": "submitted_time", "start": "start_time", "end": "end_time", "num_gpus": "gpus"}
 _DATE: Final = "a date as 2017-10-01 08:30:00"
 _ABSENT: Final = ("", "-", "n/a", "nan", "nat", "none", "null", "unknown")
 _CLOCK: Final = re.compile(r"(?:(\d+)(?:-| days? ))?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _LISTS: Final = re.compile("gres|tres", re.IGNORECASE)
-"""Names of Slurm's columns that list resources, as `cpu=8,gres/gpu=2` or `gpu:v100:2`."""
+"""Names of Slurm's columns that list resources, such as `cpu=8,gres/gpu=2` or `gpu:v100:2`."""
 _LISTED: Final = re.compile(r"(?:^|,)(?:gres/)?gpu(:[a-z][^,=:(]*)?[=:](\d+)", re.IGNORECASE)
 _ROUNDING: Final = 1e-9
 _NOTHING: Final = "have no GPUs, or ended at once"
@@ -55,9 +55,9 @@ _UNKEPT: Final = "are not among those to --keep"
 
 
 def read_pollux(path: Path, profiles: Profiles | None, elasticity: Elasticity = Elasticity.FIXED) -> list[SimulatedJob]:
-    """Read a workload of the Pollux artifact: `name,time,application,num_replicas,batch_size`. Raises `TraceError`.
+    """Read a workload of the Pollux artifact: `name,time,application,num_replicas,batch_size`. Raise `TraceError`.
 
-    Where the policy leaves the batch size to the jobs, they choose it.
+    If the policy leaves the batch size to the jobs, they choose it.
     """
     if profiles is None:
         raise TraceError(f"{path}: its applications need profiles; name their folder with --profiles")
@@ -82,7 +82,7 @@ def read_pollux(path: Path, profiles: Profiles | None, elasticity: Elasticity = 
         job: SimulatedJob = asked
         if elasticity is not Elasticity.WORKERS_AND_BATCH:
             pass
-        elif name == "ncf":  # on one worker only, where the largest batch size is the best, as in the artifact
+        elif name == "ncf":  # only one worker, for which the largest batch size is the best, as in the artifact
             job = ProfiledJob(title, submitted_at, 1, application.max_batch, application)
         else:
             job = AdaptiveJob(title, submitted_at, workers, application, best[name], asked)
@@ -93,41 +93,41 @@ def read_pollux(path: Path, profiles: Profiles | None, elasticity: Elasticity = 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReading:
-    """How tables of jobs are read, and who learns what was left out."""
+    """Options of reading tables of jobs, and the receiver of messages about skipped ones."""
 
     selection: Selection = field(default_factory=Selection)
     skip: bool = False
-    """Leave out the lines that cannot be used."""
+    """Whether to leave out unusable lines."""
     curves: Callable[[], Mapping[str, GrowthCurve]] = dict
-    """The models by whose growth curve a job may grow."""
+    """Returns the models with growth curves for jobs."""
     tell: Callable[[str], object] = print
-    """Gets a line for each reason for which jobs were left out."""
+    """Receives one line per reason for which jobs were left out."""
 
 
 def read_csv(path: Path, reading: TraceReading) -> list[SimulatedJob]:
-    """Read a table of `timestamp`, `num_gpus`, and `duration` or `start` and `end`. Raises `TraceError`.
+    """Read a table of `timestamp`, `num_gpus`, and `duration` or `start` and `end`. Raise `TraceError`.
 
-    A time is in seconds, at most `LAST_SECOND`, or a date, in UTC where it names no time zone. Lines may have any
-    order. A column `growth` may name the model by whose growth curve a job grows; without one the job does not. Left
-    out are jobs without GPUs, that ended at once, that did not start or did not end, and steps of jobs (`12.batch` of
+    A time is in seconds, at most `LAST_SECOND`, or a date, in UTC unless it names a time zone. Lines may have any
+    order. A column `growth` may name the model whose growth curve a job follows; without one the job does not grow.
+    Jobs are left out if they have no GPUs, ended at once, or did not start or end; so are steps of jobs (`12.batch` of
     Slurm's job `12`, in a column `job`).
     """
     return _fixed_jobs(path, rows(path, FIELDS, reading.selection), reading)
 
 
 def read_philly(path: Path, reading: TraceReading) -> list[SimulatedJob]:
-    """Read `cluster_job_log` of Philly, a list in JSON (Jeon et al., ATC 2019). Raises `TraceError`.
+    """Read `cluster_job_log` of Philly, a list in JSON (Jeon et al., ATC 2019). Raise `TraceError`.
 
-    A job needs the GPUs of its last attempt that ended, for as long as its attempts took together. Jobs without such
-    an attempt, or without a submission, are left out.
+    A job needs the GPUs of its last attempt that ended, for the total duration of its attempts. Jobs without such an
+    attempt, or without a submission, are left out.
     """
     text = text_of(path)
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise TraceError(f"{path}: is no JSON, as cluster_job_log of Philly is: {error}") from error
+        raise TraceError(f"{path}: is not JSON, as cluster_job_log of Philly is: {error}") from error
     if not isinstance(found, list):
-        raise TraceError(f"{path}: is no list of jobs, as cluster_job_log of Philly is")
+        raise TraceError(f"{path}: is not a list of jobs, as cluster_job_log of Philly is")
     return _fixed_jobs(path, enumerate(found, 1), reading, lambda job: _philly_row(path, *job))
 
 
@@ -135,7 +135,7 @@ TABLES: Final[Mapping[str, Callable[[Path, TraceReading], list[SimulatedJob]]]] 
     "csv": read_csv,
     "philly": read_philly,
 }
-"""By name of the format."""
+"""Readers by name of the format."""
 
 
 def _philly_row(path: Path, number: int, job: Any) -> TableRow:
@@ -187,7 +187,7 @@ def _fixed_jobs(
     middle = median_low([line.began for line in found] or [0.0])
     faults += [_distant(line, middle) for line in found if abs(line.began - middle) > MAX_SECONDS]
     if faults and not reading.skip:
-        raise TraceError(f"{faults[0]}; --skip bad leaves out what cannot be used") from faults[0]
+        raise TraceError(f"{faults[0]}; --skip bad leaves out unusable lines") from faults[0]
     found = [line for line in found if abs(line.began - middle) <= MAX_SECONDS]
     if lines and left[_UNKEPT] == lines:
         raise reading.selection.nothing_kept(path, seen)
@@ -206,7 +206,7 @@ def _fixed_jobs(
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A job of a table; `gpus` may be a part of one."""
+    """A job of a table; `gpus` may be a fraction of one."""
 
     row: TableRow
     began: float
@@ -216,7 +216,7 @@ class _Line:
 
 
 def _line(row: TableRow, ids: set[str], curves: Callable[[], Mapping[str, GrowthCurve]]) -> _Line | str:
-    """Return the job of a line, or why it is left out; `ids` are those of the jobs so far. Raises `TraceError`."""
+    """Return the job of a line, or the reason to leave it out; `ids` has the jobs so far. Raise `TraceError`."""
     name = row.cells.get("job", "").strip()
     if name.partition(".")[0] in ids and "." in name:
         return _STEPS
@@ -249,7 +249,7 @@ def _job(line: _Line, start: float, curves: Callable[[], Mapping[str, GrowthCurv
 
 
 def _gpus(row: TableRow) -> float:
-    """Return the GPUs of a line, 0 where it names none; in Slurm's lists of resources, the sum over their types."""
+    """Return the GPUs of a line, 0 if it names none; in Slurm's lists of resources, the sum over types."""
     if _absent(row, "num_gpus"):
         return 0.0
     if _LISTS.search(row.columns.get("num_gpus", "")):
@@ -263,7 +263,7 @@ def _absent(row: TableRow, field: str) -> bool:
 
 
 def _duration(row: TableRow) -> float:
-    """Return seconds, which may be written as `1-02:03:04`."""
+    """Return seconds, also from the form `1-02:03:04`."""
     written = _CLOCK.fullmatch(row.text("duration"))
     if written is None:
         return row.seconds("duration")
@@ -272,7 +272,7 @@ def _duration(row: TableRow) -> float:
 
 
 def _between(row: TableRow) -> float:
-    """Return the seconds from the start to the end."""
+    """Return the seconds from start to end."""
     seconds = _time(row, "end") - _time(row, "start")
     if not 0 <= seconds <= MAX_SECONDS:
         raise row.fault(
@@ -308,6 +308,6 @@ def _distinct(path: Path, found: list[tuple[TableRow, SimulatedJob]]) -> list[Si
     names = set()
     for row, job in found:
         if job.name in names:
-            raise row.fault("name", f"two jobs are called {job.name!r}; rename one")
+            raise row.fault("name", f"two jobs have the name {job.name!r}; rename one")
         names.add(job.name)
     return [job for _, job in found]

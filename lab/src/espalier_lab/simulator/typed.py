@@ -1,8 +1,8 @@
-"""The driver by rounds where GPUs differ in type: jobs hold leases of GPUs, as in Gavel's simulator.
+"""The driver by rounds for several types of GPU: jobs hold leases of GPUs, as in Gavel's simulator.
 
-In each round the policy is asked, and each job that has a lease makes the whole steps that fit into it. The round ends
-with the last of them, so shortly before its time. Jobs come and leave between rounds; a job is complete when its last
-step is. Moving a job costs nothing (Narayanan et al., OSDI 2020; the simulator that was released with it).
+In each round the policy decides, and each job with a lease makes the whole steps that fit into it. The round ends with
+the last of them, shortly before its time. Jobs arrive and leave between rounds; a job is complete after its last step.
+Moving a job costs nothing (Narayanan et al., OSDI 2020, with the released simulator).
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class TypedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundAllocation:
-    """What a job holds in a round."""
+    """The lease of a job in a round."""
 
     gpu_type: str
     nodes: tuple[int, ...]
-    """The node of each GPU, by its place in the cluster; rising."""
+    """Index of each GPU's node in the cluster, ascending."""
     beside: str | None = None
-    """The job on the same GPUs."""
+    """The other job on the same GPUs."""
 
 
 def gpus_by_type(nodes: Iterable[TypedNode]) -> dict[str, int]:
-    """Return the GPUs of each type."""
+    """Return the number of GPUs of each type."""
     counted = Counter[str]()
     for node in nodes:
         counted[node.gpu_type] += node.gpus
@@ -54,7 +54,7 @@ def fits_a_type(job: TypedJob, gpu_types: Mapping[str, int]) -> bool:
 
 
 def check_types(jobs: Iterable[TypedJob], gpu_types: Mapping[str, int]) -> None:
-    """Tell `jobs` the types of the cluster. Raises `TraceError` for a job that never fits on one of them."""
+    """Set the types of the cluster for `jobs`. Raise `TraceError` for a job that never fits on one of them."""
     for job in jobs:
         job.gpu_types = gpu_types
         if not fits_a_type(job, gpu_types):
@@ -70,7 +70,7 @@ class TypedRounds:
     """One simulation."""
 
     def __init__(self, jobs: Sequence[TypedJob], nodes: Sequence[TypedNode], policy: Policy) -> None:
-        """Prepare. Raises `TraceError` for a job that never fits."""
+        """Prepare. Raise `TraceError` for a job that never fits."""
         self._jobs, self._policy = sorted(jobs, key=lambda job: job.submitted_at), policy
         self._nodes = list(nodes)
         self._types: Final = gpus_by_type(nodes)
@@ -79,11 +79,11 @@ class TypedRounds:
         self._memory: Any = {}
         self._held: dict[str, RoundAllocation] = {}
         self._ended: dict[str, float] = {}
-        """Jobs that have ended since the last decision, and the GPU-seconds that they took."""
+        """Jobs that have ended since the last decision, with their GPU-seconds."""
         self._active: dict[str, TypedJob] = {}
 
     def run(self, progress: Callable[[int], None] = lambda completed: None) -> None:
-        """Run until all jobs are complete; `progress` is called with the number of those that are."""
+        """Run until all jobs are complete; `progress` is called with the number of complete jobs."""
         coming, idling = list(reversed(self._jobs)), Idling(self._policy.name, LEASE_SECONDS)
         while coming or self._active:
             if not self._active:
@@ -133,9 +133,9 @@ class TypedRounds:
         return decision
 
     def _granted(self, decision: Decision) -> dict[str, RoundAllocation]:
-        """Return the leases, in the order of shares: all GPUs that a job asked for, or none.
+        """Return the leases, in the order of shares: all requested GPUs of a job, or none.
 
-        A share without a type gets that which the job holds, else the one with the most free GPUs. Jobs that stay on a
+        A share without a type gets the job's current type, else the one with the most free GPUs. Jobs that stay on a
         type stay on their nodes; the others fill one node after the other, large ones first.
         """
         free = dict(self._types)

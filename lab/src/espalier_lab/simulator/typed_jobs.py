@@ -1,4 +1,4 @@
-"""Simulated jobs whose speed depends on the type of their GPUs."""
+"""Simulated jobs with speeds that depend on the type of their GPUs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from espalier_lab.simulator.holdings import HeldSpan
 from espalier_operator.policies.leases import LEASE_SECONDS
 
 Kind = tuple[str, int]
-"""What a job trains, and its number of GPUs: jobs of one kind are equally fast."""
+"""Type of training and number of GPUs: jobs of one kind are equally fast."""
 
 
 class MeasuredSpeedTable(Protocol):
     """Measured speeds by kind of job."""
 
     def steps_per_second(self, gpu_type: str, kind: Kind, beside: Kind | None = None) -> float:
-        """Return how fast a job of `kind` is, alone or on the same GPUs as another; 0: it cannot run there."""
+        """Return the speed of a job of `kind`, alone or on the same GPUs as another; 0: it cannot run there."""
 
 
 class TypedJob:
@@ -30,9 +30,9 @@ class TypedJob:
         """File, line and field of its number of GPUs, for errors."""
         self.gpus: Final = kind[1]
         self.service = 0.0
-        """GPU-seconds that it has held; of GPUs that it shared, half."""
+        """GPU-seconds held; half of those on shared GPUs."""
         self.held_seconds = 0.0
-        """For how long it held GPUs in the last round."""
+        """Seconds for which it held GPUs in the last round."""
         self.held: list[HeldSpan] = []
         self.restarts = -1
         self.evictions = self.preemptions = 0
@@ -45,11 +45,11 @@ class TypedJob:
 
     @property
     def remaining_steps(self) -> float:
-        """Its true rest, as for the policies of the paper."""
+        """Its true remaining steps, as for the policies of the paper."""
         return self._left
 
     def step_seconds(self, workers: int) -> float:
-        """Return the seconds of a step, which its number of GPUs, being fixed, and their type leave open: 1."""
+        """Return 1: the seconds of a step depend on its fixed number of GPUs and their type."""
         return 1.0
 
     @property
@@ -58,7 +58,7 @@ class TypedJob:
         return self.gpus
 
     def goodput(self, nodes: int, workers: int) -> float:
-        """Return the steps a second, left open too: 1."""
+        """Return 1: the steps per second are left open too."""
         return 1.0
 
     def speed(self, gpu_type: str, beside: TypedJob | None = None) -> float:
@@ -66,20 +66,20 @@ class TypedJob:
         return self._speeds.steps_per_second(gpu_type, self.kind, None if beside is None else beside.kind)
 
     def isolated_seconds(self, contention: float, gpus: int) -> float:
-        """Return how long it takes with 1 / `contention` of the GPUs of each type, in turns (Gavel, 4.2)."""
+        """Return its duration with 1 / `contention` of the GPUs of each type, in turns (Gavel, 4.2)."""
         parts = {each: count / (contention * self.gpus) for each, count in self.gpu_types.items() if count >= self.gpus}
         whole = max(1.0, sum(parts.values()))
         return self._steps / sum(part / whole * self.speed(each) for each, part in parts.items())
 
     def train(self, gpu_type: str, beside: TypedJob | None = None) -> float:
-        """Make the whole steps that fit in a lease, at least one and no more than are left; return the seconds."""
+        """Make the whole steps that fit in a lease, at least one and at most the remaining ones; return the seconds."""
         speed = self.speed(gpu_type, beside)
         steps = min(max(1, int(speed * LEASE_SECONDS)), self._left)
         self._left -= steps
         return steps / speed
 
     def train_for(self, gpu_type: str, seconds: float) -> float:
-        """Train for so long, steps in part included; return the seconds that its rest took, where that is less."""
+        """Train for these seconds, including partial steps; return the used seconds, if its rest takes less."""
         speed = self.speed(gpu_type)
         used = min(seconds, self._left / speed)
         self._left = max(0.0, self._left - used * speed) if used == seconds else 0.0

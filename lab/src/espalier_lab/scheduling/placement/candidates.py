@@ -1,4 +1,4 @@
-"""The placements that are considered for a gang of workers: few, different, and none that is plainly worse."""
+"""The candidate placements of a gang of workers: few, different, and none that is plainly worse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from espalier_lab.scheduling.placement.occupancy import Occupancy
 
 MOST: Final = 32
-"""Candidates of a decision at most."""
+"""Maximum number of candidates of a decision."""
 
 Nodes = tuple[tuple[int, int], ...]
 """A placement: (node, GPUs there), in ascending order of nodes."""
@@ -18,8 +18,8 @@ Nodes = tuple[tuple[int, int], ...]
 def candidates(occupancy: Occupancy, gpus: int) -> tuple[Nodes, ...]:
     """Return placements of a gang of `gpus` GPUs, at most `MOST`; none: it does not fit.
 
-    First those of the usual rules, in this order: `consolidate`, `first_fit`, `emptiest`; then each single node; then,
-    for gangs that need more than one, as few nodes as possible of each rack; then pairs of nodes with equal halves.
+    The order is: the usual rules `consolidate`, `first_fit`, `emptiest`; each single node; for gangs that need more
+    than one, as few nodes as possible of each rack; pairs of nodes with equal halves.
     """
     if gpus > sum(occupancy.free):
         return ()
@@ -45,7 +45,7 @@ def candidates(occupancy: Occupancy, gpus: int) -> tuple[Nodes, ...]:
 
 
 def consolidate(occupancy: Occupancy, gpus: int) -> Nodes:
-    """Return as few nodes as possible, of one rack if it can be; of equals, those that leave the fewest GPUs free."""
+    """Return the fewest nodes, if possible of one rack; among equals, those that leave the fewest GPUs free."""
     free = occupancy.free
     fits = [node for node in range(len(free)) if free[node] >= gpus]
     if fits:
@@ -66,7 +66,7 @@ def emptiest(occupancy: Occupancy, gpus: int) -> Nodes:
 
 
 def _pairs(free: Sequence[int], racks: Sequence[range], gpus: int) -> Iterator[tuple[int, int]]:
-    """Yield pairs of nodes with this number of free GPUs each: first those of the same rack, then others."""
+    """Yield pairs of nodes with this number of free GPUs each: first pairs in one rack, then others."""
     fitting = [[node for node in rack if free[node] >= gpus] for rack in racks]
     for rack in fitting:
         yield from combinations(rack, 2)

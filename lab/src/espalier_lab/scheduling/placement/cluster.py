@@ -1,7 +1,7 @@
-"""A run of an episode: the simulator's driver by rounds, which asks where to place the job at the head of the queue.
+"""A run of an episode: the simulator's driver by rounds, which requests a placement for the job at the queue's head.
 
-Jobs wait in the order in which they come, gangs start as a whole, and nothing moves that runs; where the number of
-workers is free, see `elastic`. What trainers measure of their steps is known at each decision, with noise.
+Jobs wait in order of arrival, gangs start as a whole, and running jobs do not move; for a free number of workers, see
+`elastic`. At each decision, the trainers' noisy measurements of steps are known.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ Asked = TypeVar("Asked")
 Chosen = TypeVar("Chosen")
 
 NOISE: Final = 0.03
-"""Standard deviation of the logarithm of what is measured."""
+"""Standard deviation of the logarithm of a measurement."""
 
 
 class ContendingJob(SimulatedJob):
-    """A job whose speed depends on who else is on its nodes, and on its way through the network."""
+    """A job whose speed depends on the other jobs on its nodes, and on its path through the network."""
 
     def __init__(self, arrival: JobArrival) -> None:
-        """Take what came."""
+        """Create the job of an arrival."""
         super().__init__(arrival.name, arrival.at, arrival.gpus, arrival.gpus)
         self.kind, self.steps_left = arrival.kind, arrival.steps
-        self.pause_seconds = 0.0  # nothing moves: it is the same for each way of placing
+        self.pause_seconds = 0.0  # nothing moves, so it is equal for each placement
         self.step_time = PlacedStepTime(kinds()[arrival.kind].compute_seconds, 0.0)
-        """Of a step, on average over the next ones."""
+        """Duration of a step, averaged over the next ones."""
 
     def seconds_alone(self) -> float:
-        """Return how long it takes on an ideal node."""
+        """Return its duration on an ideal node."""
         return self.steps_left * kinds()[self.kind].compute_seconds
 
     def worth(self, workers: int) -> float:
-        """Return how many steps one with this number of workers is worth."""
+        """Return the value of a step with this number of workers, in steps."""
         return 1.0
 
     def _train(self, now: float, seconds: float) -> bool:
@@ -60,15 +60,15 @@ class ContendingJob(SimulatedJob):
 
 @dataclass(frozen=True, slots=True)
 class PendingGang:
-    """A job that is to be placed now."""
+    """A job that must be placed now."""
 
     job: ContendingJob
     candidates: tuple[Nodes, ...]
-    """Where it may run; at least one."""
+    """Possible placements; at least one."""
 
 
 class Running:
-    """One run of an episode, by any jobs and any policy."""
+    """One run of an episode, with any jobs and any policy."""
 
     def __init__(self, episode: PlacementEpisode, job: Callable[[JobArrival], ContendingJob], policy: Policy) -> None:
         """Prepare."""
@@ -78,22 +78,22 @@ class Running:
         self.occupancy = Occupancy(family.nodes, family.node_gpus, family.rack_nodes)
         self.now = 0.0
         self.job_seconds = 0.0
-        """Seconds that all jobs together have waited or run until `now`."""
+        """Total seconds for which jobs have waited or run until `now`."""
         self.changes = 0
-        """How often the jobs on the nodes have changed."""
+        """Number of changes of the jobs on the nodes."""
         self.measured_in = self._copied()
-        """Who was on which nodes when steps took what trainers measure now: jobs that end now were still there."""
+        """The occupancy during the currently measured steps: jobs that end now were still present."""
         self._noise = np.random.default_rng((9, *(int(arrival.steps) for arrival in episode.arrivals[:2])))
         nodes = [SimulatedNode(str(index), family.node_gpus) for index in range(family.nodes)]
         self._rounds = Rounds(list(self.jobs.values()), nodes, policy, self._moved)
         self._completed = 0.0
         self._shares: dict[str, Share] = {}
         self._known: tuple[int, PlacementTask | None] = (0, None)
-        """The changes and the task for which the speeds of jobs are right."""
+        """The change and the task for which the speeds of jobs are valid."""
 
     @property
     def completion_seconds(self) -> list[float]:
-        """Completion times of the jobs that are complete, in the order in which they came."""
+        """Completion times of the complete jobs, in order of arrival."""
         return [job.completed_at - job.submitted_at for job in self.jobs.values() if job.completed_at is not None]
 
     @property
@@ -102,11 +102,11 @@ class Running:
         return sum(self.completion_seconds) / len(self.jobs)
 
     def running(self) -> list[tuple[str, PlacedJob]]:
-        """Return the jobs that run, and where."""
+        """Return the running jobs and their placements."""
         return list(self.occupancy.jobs.items())
 
     def measured(self, name: str) -> PlacedStepTime:
-        """Return what the trainer of a running job measures of a step."""
+        """Return the trainer's measurement of a running job's step."""
         true = self.jobs[name].step_time
         one, two = np.exp(self._noise.normal(0.0, NOISE, 2))
         return PlacedStepTime(true.compute * float(one), true.exchange * float(two))
@@ -160,18 +160,18 @@ class Running:
 
 
 class PlacementCluster(Running):
-    """One run in which gangs wait in the order in which they come, and nothing moves that runs."""
+    """One run in which gangs wait in order of arrival, and running jobs do not move."""
 
     def __init__(self, episode: PlacementEpisode) -> None:
-        """Prepare; `decisions` or `bursts` runs it."""
+        """Prepare the run; `decisions` or `bursts` executes it."""
         super().__init__(episode, ContendingJob, FifoPolicy())
 
     def decisions(self) -> Generator[PendingGang, int, None]:
-        """Run; each job that can be placed is answered with the index of one of its candidates."""
+        """Run; answer each job that can be placed with the index of one of its candidates."""
         return self._play(self._place)
 
     def bursts(self) -> Generator[Sequence[ContendingJob], Sequence[Nodes], None]:
-        """Run; all jobs that can be placed at a time are answered with the nodes of each."""
+        """Run; answer all jobs that can be placed at a time with the nodes of each."""
         return self._play(self._place_together)
 
     def _place(self, view: View) -> Generator[PendingGang, int, None]:

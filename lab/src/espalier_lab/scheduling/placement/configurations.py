@@ -1,4 +1,4 @@
-"""What many ways to spread jobs over nodes are worth: `performance.step_time` of all jobs in arrays, many at once.
+"""Values of many distributions of jobs over nodes: `performance.step_time` of all jobs in arrays, many at once.
 
 A configuration is an array (jobs, nodes): the GPUs that each job has on each node.
 """
@@ -23,7 +23,7 @@ Counts = NDArray[np.int64]
 
 
 class Weighed(NamedTuple):
-    """A job, how much it counts, and where it is now; nowhere: it waits."""
+    """A job, its weight, and its current nodes; none: it waits."""
 
     job: ElasticJob
     weight: float
@@ -31,10 +31,10 @@ class Weighed(NamedTuple):
 
 
 class Configurations:
-    """Values configurations of these jobs by what is believed of a cluster."""
+    """Values configurations of these jobs by a belief about a cluster."""
 
     def __init__(self, performance: Performance, cluster: Occupancy, jobs: Sequence[Weighed]) -> None:
-        """Take the size of `cluster`; who is on it does not count."""
+        """Take the size of `cluster`; its jobs do not count."""
         nodes = len(cluster.free)
         self.shape = len(jobs), nodes
         self._size = cluster.node_gpus

@@ -1,7 +1,7 @@
-"""What placements of a gang cost, many at once: `performance.step_time` of it and of jobs that it delays, in arrays.
+"""Costs of placements of a gang, many at once: `performance.step_time` of it and of delayed jobs, in arrays.
 
-A gang on one node delays each job that is on that node alone in proportion to its GPUs, so one number a node and kind
-stands for all of these. Jobs on several nodes are looked at one by one: only the slowest of their nodes counts, and
+A gang on one node delays each job that is on that node alone in proportion to its GPUs, so one number per node and kind
+represents all of these. Jobs on several nodes are evaluated one by one: only the slowest of their nodes counts, and
 they share the network.
 """
 
@@ -24,19 +24,19 @@ Ints = NDArray[np.int64]
 
 
 class Gang(NamedTuple):
-    """A job that is to be placed."""
+    """A job that must be placed."""
 
     name: str
     kind: int
     gpus: int
     steps: float
-    """That it still takes."""
+    """Remaining steps."""
     unit: int = 1
-    """GPUs of a worker: on each node it gets a multiple of them."""
+    """GPUs of a worker: each node gives a multiple of them."""
 
 
 class PlacementCosts:
-    """Jobs on a cluster, and what one more would cost by what is believed of its performance."""
+    """Jobs on a cluster, and the cost of one more, by a belief about its performance."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class PlacementCosts:
         steps_left: Mapping[str, float],
         opening: float = 0.0,
     ) -> None:
-        """Copy who is on the nodes; `steps_left`: the steps that each of them still takes.
+        """Copy the jobs on the nodes; `steps_left` has the remaining steps of each.
 
-        `opening` times what it costs the jobs that come if empty nodes get parts of gangs is added (see `_stranding`).
+        The cost to later jobs if empty nodes get parts of gangs is added `opening` times (see `_stranding`).
         """
         nodes = len(occupancy.free)
         self.occupancy = Occupancy(nodes, occupancy.node_gpus, occupancy.rack_nodes)
@@ -59,7 +59,7 @@ class PlacementCosts:
         self._opening = opening
         self._was_empty = np.zeros(nodes, bool)
         self._longest = np.zeros(nodes)
-        """On nodes that were empty: seconds of the longest gang there on an ideal node."""
+        """For nodes that were empty: seconds of the longest gang there on an ideal node."""
         self._slowness = np.array([performance.slowness(node) for node in range(nodes)])
         self._interference = np.array(
             [[performance.interference(kind, other) for other in range(KINDS)] for kind in range(KINDS)]
@@ -67,11 +67,11 @@ class PlacementCosts:
         self._nic, self._uplink = performance.nic_bytes(), performance.uplink_bytes()
         self._rack = np.arange(nodes) // occupancy.rack_nodes
         self._load = np.zeros((nodes, KINDS))
-        """The part of each node's GPUs that jobs of each kind have."""
+        """The part of each node's GPUs held by jobs of each kind."""
         self._delay = np.zeros((nodes, KINDS))
-        """Seconds by which a job of this kind on all GPUs of the node would delay jobs that are on it alone."""
+        """Seconds by which a job of this kind on all GPUs of the node would delay jobs that are only there."""
         self._spread: dict[str, tuple[PlacedJob, float]] = {}
-        """Jobs on several nodes, and the steps that they still take."""
+        """Jobs on several nodes, with their remaining steps."""
         self._known: _Spread | None = None
         """The same in arrays, until they change."""
         self._steps: dict[str, float] = {}
@@ -89,7 +89,7 @@ class PlacementCosts:
             self._spread[name], self._known = (placed, steps), None
 
     def remove(self, name: str) -> PlacedJob:
-        """Take a job off its nodes; return where it was."""
+        """Take a job off its nodes; return its placement."""
         placed = self.occupancy.jobs[name]
         self.occupancy.remove(name)
         self._count(placed, self._steps.pop(name), -1.0)
@@ -111,7 +111,7 @@ class PlacementCosts:
                 self._longest[node] = max(alone, default=0.0)
 
     def added(self, gang: Gang, placements: Sequence[Nodes]) -> Floats:
-        """Return (placements), the seconds that the gang takes on each, and those by which it delays others."""
+        """Return (placements), the seconds of the gang on each, plus its delays of others."""
         flat = [(row, node, count) for row, nodes in enumerate(placements) for node, count in nodes]
         row, node, count = np.array(flat, np.int64).T
         lengths = np.array([len(nodes) for nodes in placements])
@@ -140,11 +140,11 @@ class PlacementCosts:
         return found
 
     def _stranding(self, alone: float, node: Ints, count: Ints) -> Floats:
-        """Return what GPUs that are left over cost jobs that come, seconds, by node; less than before: negative.
+        """Return the cost of left-over GPUs to later jobs, in seconds, by node; negative if it falls.
 
-        A node that was empty and gets a part of a gang keeps its other GPUs from one that would fill it. Who comes next
-        is not known, so the seconds of the longest gang there on an ideal node, times the part of the node that is left
-        over, stand for what it costs them. `alone`: the seconds of the gang that gets `count` GPUs.
+        An empty node that gets a part of a gang cannot be filled by another gang. Later jobs are unknown, so their cost
+        is estimated as the seconds of the longest gang there on an ideal node, times the left-over part of the node.
+        `alone`: the seconds of the gang that gets `count` GPUs.
         """
         free, longest = np.array(self.occupancy.free)[node], self._longest[node]
         after, before = (free - count) * np.maximum(longest, alone), free * longest
@@ -153,8 +153,8 @@ class PlacementCosts:
     def _delayed(self, kind: int, taken: Floats, links: NDArray[np.bool_], uplinks: NDArray[np.bool_]) -> Floats:
         """Return the seconds by which jobs on several nodes are delayed.
 
-        `taken`, (placements, nodes): the part of each node's GPUs that the gang has; `links`, of the same shape, and
-        `uplinks`, (placements, racks): what it uses of the network.
+        `taken`, (placements, nodes): the gang's part of each node's GPUs; `links`, of the same shape, and `uplinks`,
+        (placements, racks): the parts of the network that it uses.
         """
         if self._known is None:
             self._known = _Spread.of(self._spread, self._rack)
@@ -182,13 +182,13 @@ class _Spread:
 
     steps: Floats
     compute: Floats
-    """Seconds of a step, without the exchange of gradients."""
+    """Seconds of a step without the exchange of gradients."""
     sent: Floats
-    """Bytes of a step."""
+    """Bytes sent in a step."""
     crosses: NDArray[np.bool_]
-    """It is in several racks."""
+    """Whether it is in several racks."""
     first: NDArray[np.int64]
-    """Where the nodes of each job begin."""
+    """Index of each job's first node."""
     node: NDArray[np.int64]
     rack: NDArray[np.int64]
     kind: NDArray[np.int64]
@@ -196,7 +196,7 @@ class _Spread:
 
     @classmethod
     def of(cls, spread: Mapping[str, tuple[PlacedJob, float]], racks: NDArray[np.int64]) -> _Spread:
-        """Return them; `racks`: of each node."""
+        """Return them; `racks` has the rack of each node."""
         jobs, table = [placed for placed, _ in spread.values()], kinds()
         node, count, kind = np.array(
             [(node, count, placed.kind) for placed in jobs for node, count in placed.nodes], np.int64

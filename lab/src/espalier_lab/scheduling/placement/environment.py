@@ -21,24 +21,23 @@ ENVIRONMENT_ID: Final = "espalier/Placement-v0"
 _MOST_EPISODES: Final = 2**31 - 1
 _HOUR: Final = 3600.0
 _MOST: Final = 1000.0
-"""Bound on what is observed."""
+"""Bound on observed values."""
 
 Observation = dict[str, NDArray[np.float32]]
 
 
 class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
-    """On which nodes a job's workers run, where the speed of nodes is hidden: an episode is a cluster and its jobs.
+    """Choice of nodes for a job's workers, with hidden speeds of nodes: an episode is a cluster and its jobs.
 
     **Actions.** Action i runs the job at the head of the queue on candidate i: `info["action_mask"]` is 1 where there
-    is one, and `info["candidates"]` has the nodes of each. The first ones are those of the usual rules (consolidate,
-    first fit, emptiest). Actions beyond them are illegal and raise `IllegalActionError`; with `illegal="wrap"` they
-    begin again at the first candidate, for learners without masks. What is no action at all raises it then, too.
+    is one, and `info["candidates"]` has the nodes of each. The first ones come from the usual rules (consolidate, first
+    fit, emptiest). Actions beyond them are illegal and raise `IllegalActionError`; with `illegal="wrap"` they wrap
+    around to the first candidate, for learners without masks. Anything but an action still raises it.
 
     **Observations.** `job`: its kind (one of `KINDS`, one-hot), its GPUs over those of a node, and its hours alone.
-    `nodes`, of each node: the share of its GPUs that is free, and that jobs of each kind have; then what the trainers
-    of its jobs measure, without noise, weighted by their share: by what part a step without the exchange of gradients
-    takes longer than alone, and the seconds of the exchange. `candidates`: the share of each node's GPUs that each
-    takes.
+    `nodes`, for each node: the share of its GPUs that is free, and the share of each kind of jobs; then its trainers'
+    measurements, without noise, weighted by their share: the relative slowdown of a step without the exchange of
+    gradients, and the seconds of the exchange. `candidates`: the share of each node's GPUs that each takes.
 
     **Rewards** are minus the hours that all jobs together waited or ran since the last decision: the return is minus
     the mean completion time, in hours, times the number of jobs.
@@ -46,10 +45,10 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
     **End.** When all jobs are complete the episode is `terminated`, never `truncated`.
 
     **Randomness.** `reset(seed=...)` fixes all episodes to come. `reset(options={"episode": i})` plays one of them.
-    Episodes of the purposes `train`, `choose` and `judge` are never the same.
+    Episodes of the purposes `train`, `choose` and `judge` are disjoint.
 
     **Figures.** `info["mean_seconds"]`, mean of episodes 0 to 39 of the purpose `judge`: 1,667 s by the best rule
-    (`emptiest`), 1,639 by PPO, 1,402 by a model that learns online, 1,329 by one that knows all.
+    (`emptiest`), 1,639 by PPO, 1,402 by a model that learns online, 1,329 by one with full knowledge.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium declares it so)
@@ -75,20 +74,20 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
                 "candidates": spaces.Box(0, 1, (MOST, nodes), np.float32),
             }
         )
-        # Gymnasium types a Dict as a space of spaces, where it holds dictionaries of their elements.
+        # Gymnasium types a Dict as a space of spaces, although it holds dictionaries of their elements.
         self.observation_space = cast("spaces.Space[Observation]", space)
         self.action_space = spaces.Discrete(MOST)
         self._run: Generator[PendingGang, int, None] | None = None
         self.pending: PendingGang | None = None
-        """The job that is to be placed now."""
+        """The job that must be placed now."""
         self._counted = 0.0
         self.cluster: PlacementCluster | None = None
-        """The run of the present episode."""
+        """The run of the current episode."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode; `options={"episode": i}` says which."""
+        """Begin an episode; `options={"episode": i}` selects it."""
         super().reset(seed=seed)
         chosen = (options or {}).get("episode")
         index = int(self.np_random.integers(_MOST_EPISODES)) if chosen is None else int(chosen)
@@ -99,7 +98,7 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
         return self._observe(), self._info()
 
     def step(self, action: np.int64 | int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Place a job; raises `IllegalActionError`, and `ResetNeeded` where no episode is running."""
+        """Place a job; raise `IllegalActionError`, or `ResetNeeded` if no episode is running."""
         if self._run is None or self.pending is None or self.cluster is None:
             raise ResetNeeded("no episode is running: call reset() before the first step and after terminated")
         candidates = len(self.pending.candidates)
@@ -114,7 +113,7 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
         return self._observe(), -passed / _HOUR, self.pending is None, False, self._info()
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return `info["action_mask"]` as truth values, as learners of sb3-contrib ask for it; none before `reset`."""
+        """Return `info["action_mask"]` as booleans, for learners of sb3-contrib; all false before `reset`."""
         return np.arange(MOST) < (0 if self.pending is None else len(self.pending.candidates))
 
     def _observe(self) -> Observation:
@@ -124,7 +123,7 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
         nodes = np.zeros((family.nodes, 1 + KINDS + 2), np.float32)
         nodes[:, 0] = np.asarray(cluster.occupancy.free, np.float32) / size
         for name, placed in cluster.running():
-            # Of one that was placed in this round nothing was measured yet: it still has the time of a job alone.
+            # A job placed in this round has no measurement yet: it still has the time of a job alone.
             measured = cluster.jobs[name].step_time
             slower = measured.compute / kinds()[placed.kind].compute_seconds - 1
             for node, count in placed.nodes:

@@ -1,8 +1,8 @@
-"""`espalier/Placement-v0` as episodes side by side, to learn in: `learners.rollout.Episodes`.
+"""`espalier/Placement-v0` as parallel episodes for learning: `learners.rollout.ParallelEpisodes`.
 
-There is one job to decide about, that at the head of the queue, and what it "can get" is one of the candidates; "stop"
-is never allowed. A loss is the time that jobs were there, less what they did, in the seconds that it takes alone on
-ideal nodes. What counts as a slot are 900 s, which half of the jobs take at least.
+Decisions are about one job, at the head of the queue, whose options are the candidates; "stop" is never allowed. A loss
+is the time for which jobs were present, minus their work in seconds alone on ideal nodes. A slot has 900 s, the minimum
+duration of half of the jobs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SLOT_SECONDS: Final = 900.0
 
 
 class PlacementEpisodes:
-    """Episodes of these numbers, one after the other on each cluster, with this number of clusters at a time."""
+    """Episodes with these numbers, one after the other on each cluster, with this number of clusters at a time."""
 
     options = MOST
 
@@ -46,11 +46,11 @@ class PlacementEpisodes:
         self.present = np.ones((count, 1), bool)
         self.opened: Floats = np.zeros((count, 1))
         self.ended: list[list[float]] = []
-        """Completion times of the jobs of each episode that is over, seconds, in the order in which they came."""
+        """Completion times in seconds of the jobs of each finished episode, in order of arrival."""
         self._observed: list[Observation] = []
         self._mask = np.zeros((count, MOST + 1), bool)
         self._told = np.zeros((count, 3))
-        """By episode: the time, seconds that jobs were there, and seconds of work that they did, so far."""
+        """For each episode: the time, the seconds of jobs' presence, and the seconds of their work, so far."""
         for row in range(count):
             self._observed.append(self._begin(row))
 
@@ -81,7 +81,7 @@ class PlacementEpisodes:
         return seen, self._mask.copy()
 
     def speed_parts(self) -> Floats:
-        """Return nothing: a placement is paid for by what passes."""
+        """Return zeros: only the passing time has a cost."""
         return np.zeros((len(self._observed), 1))
 
     def act(self, chosen: Chosen) -> tuple[NDArray[np.int64], Passed]:
@@ -102,7 +102,7 @@ class PlacementEpisodes:
         return np.arange(count), Passed(spent[:, None], (spent - done)[:, None], ended, passed)
 
     def taught(self, teacher: str) -> Chosen:
-        """Return the candidate of a rule."""
+        """Return the candidate chosen by a rule."""
         return np.array([_by_rule(environment, teacher) for environment in self._environments])
 
 
@@ -113,5 +113,5 @@ def _by_rule(environment: PlacementEnvironment, teacher: str) -> int:
 
 
 def _done(cluster: PlacementCluster) -> float:
-    """Return the seconds of work that jobs did, in those that it takes alone, but for a constant."""
+    """Return the seconds of work done by jobs, in seconds alone, up to a constant."""
     return -sum(job.seconds_alone() for job in cluster.jobs.values())

@@ -1,8 +1,8 @@
-"""Places several gangs that start at the same time together, where one after the other may stand in each other's way.
+"""Joint placement of several gangs that start at the same time, which could obstruct each other if placed in turn.
 
-Begins with each gang where it costs the fewest seconds beside those before it. Then gangs are taken off and placed
+Each gang is first placed where it costs the fewest seconds beside those before it. Then gangs are removed and placed
 again, one at a time, and gangs of the same size exchange places, as long as that lowers the sum (local search). So the
-sum is never larger than that of one after the other.
+sum is never larger than for placement in turn.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
 from espalier_lab.scheduling.placement.performance import Performance
 
 MOST_TRIED: Final = 300
-"""Times that costs of a gang are worked out, in all; a burst with more gangs is placed one after the other alone."""
+"""Maximum number of cost evaluations of gangs; a larger burst is only placed one after the other."""
 _WORTH: Final = 1e-9
-"""The part of the cost that a change is to save; less is rounding."""
+"""Minimum relative saving of a change; less is rounding."""
 
 
 def one_by_one(costs: PlacementCosts, gangs: Sequence[Gang]) -> list[Nodes | None]:
-    """Place each gang where it costs the fewest seconds beside those before it; None: there was no room for it."""
+    """Place each gang where it costs the fewest seconds beside those before it; None: there was no room."""
     return [_place(costs, gang) for gang in gangs]
 
 
@@ -36,10 +36,10 @@ def together(
     gangs: Sequence[Gang],
     opening: float = 0.0,
 ) -> list[Nodes | None]:
-    """Return where the gangs cost the fewest seconds together, as far as that was found; None: there was no room.
+    """Return the cheapest joint placement that was found, in seconds; None: there was no room.
 
-    `steps_left`: the steps that each job on the nodes still takes. The gangs' names are others than theirs. `opening`
-    is the cost of opening nodes (see `PlacementCosts`).
+    `steps_left`: the remaining steps of each job on the nodes, whose names differ from the gangs'. `opening` is the
+    cost of opening nodes (see `PlacementCosts`).
     """
     costs = PlacementCosts(performance, occupancy, steps_left, opening)
     found = one_by_one(costs, gangs)
@@ -49,7 +49,7 @@ def together(
 
 
 class _JointSearch:
-    """Changes places as long as the sum of costs falls."""
+    """Changes placements as long as the sum of costs falls."""
 
     def __init__(self, costs: PlacementCosts, places: dict[Gang, Nodes]) -> None:
         self.places = places
@@ -58,7 +58,7 @@ class _JointSearch:
         self._alike = [[gang for gang in places if (gang.gpus, gang.unit) == size] for size in sorted(sizes)]
 
     def run(self) -> None:
-        """Move and exchange until nothing is better, or enough was tried."""
+        """Move and exchange until nothing improves, or the limit is reached."""
         if len(self.places) > 1:
             self._move_all()
             while self._exchange_all():
@@ -75,12 +75,12 @@ class _JointSearch:
             at, self._tried = at + 1, self._tried + 1
 
     def _exchange_all(self) -> bool:
-        """Have gangs of the same size exchange places; return whether some did."""
+        """Exchange the places of gangs of the same size; return whether some changed."""
         done = [self._exchange(gangs) for gangs in self._alike if len(gangs) > 1]
         return any(done)
 
     def _exchange(self, gangs: Sequence[Gang]) -> bool:
-        """Exchange places by what each costs without the others of its size; keep that if it is better with them."""
+        """Exchange places by each one's cost without the others of its size; keep a result that is better with them."""
         if self._tried + 3 * len(gangs) > MOST_TRIED:
             return False
         self._tried += 3 * len(gangs)
@@ -101,7 +101,7 @@ class _JointSearch:
         return False
 
     def _put(self, gangs: Sequence[Gang], places: Sequence[Nodes]) -> float:
-        """Put gangs on their places; return the seconds that they cost together."""
+        """Put gangs on their places; return their total cost in seconds."""
         total = 0.0
         for gang, nodes in zip(gangs, places, strict=True):
             total += float(self._costs.added(gang, [nodes])[0])
@@ -110,9 +110,9 @@ class _JointSearch:
 
 
 def exchanged(costs: NDArray[np.float64]) -> list[int]:
-    """Return the place of each gang after exchanges of two that lower the sum, the best first; at first i has i.
+    """Return the place of each gang after pairwise exchanges that lower the sum, the best first; initially i has i.
 
-    `costs`, (gangs, places): of each gang on each place.
+    `costs`, (gangs, places), has the cost of each gang on each place.
     """
     order = np.arange(len(costs))
     while True:
@@ -126,7 +126,7 @@ def exchanged(costs: NDArray[np.float64]) -> list[int]:
 
 
 def _place(costs: PlacementCosts, gang: Gang, home: Nodes | None = None) -> Nodes | None:
-    """Put a gang where it costs the fewest seconds; it stays `home` where nothing is better."""
+    """Put a gang where it costs the fewest seconds; it stays at `home` if nothing is better."""
     choices = [
         nodes
         for nodes in candidates(costs.occupancy, gang.gpus)

@@ -1,4 +1,4 @@
-"""Who is on which nodes of a cluster. Plain counts; what it means for speed stands in `performance`."""
+"""Jobs on the nodes of a cluster, as plain counts; `performance` has their effect on speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PlacedJob(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """GPUs that it has."""
+        """Number of its GPUs."""
         return sum(count for _, count in self.nodes)
 
 
@@ -26,12 +26,12 @@ class Occupancy:
         self.node_gpus, self.rack_nodes = node_gpus, rack_nodes
         self.jobs: dict[str, PlacedJob] = {}
         self.on_node: list[dict[str, tuple[int, int]]] = [{} for _ in range(nodes)]
-        """By node: job to its kind and its GPUs there."""
+        """For each node: the kind and the GPUs of each job there."""
         self.free = [node_gpus] * nodes
         self.exchanging_on = [0] * nodes
-        """By node: jobs that have workers on other nodes too, and so exchange gradients through its network card."""
+        """For each node: jobs with workers on other nodes too, which exchange gradients through its network card."""
         self.exchanging_of = [0] * -(-nodes // rack_nodes)
-        """By rack: jobs that have workers in other racks too, and so use its uplink."""
+        """For each rack: jobs with workers in other racks too, which use its uplink."""
         for name, placed in jobs:
             self.add(name, placed)
 

@@ -1,13 +1,13 @@
-"""How fast jobs train that share nodes and network: one formula, for what is true and for what is believed.
+"""Speed of jobs that share nodes and network: one formula, for the truth and for beliefs.
 
 A step takes
 
     compute × max over the job's nodes [slowness × (1 + Σ interference × share)] + 2 (k − 1) / k × bytes / bandwidth
 
 where the sum is over the other jobs on the node, the share is their part of its GPUs, k is the number of workers (a
-ring all-reduce: Patarasuk and Yuan, 2009), and the bandwidth is that of the network card, or of the rack's uplink where
-the job is in several racks and that is slower, shared equally by the jobs that use it. Within a node the exchange takes
-no time.
+ring all-reduce: Patarasuk and Yuan, 2009), and the bandwidth is the network card's, or the rack's uplink's if the job
+is in several racks and that is slower, shared equally by the jobs that use it. Within a node the exchange takes no
+time.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from espalier_lab.scheduling.placement.tasks import PlacementTask, kinds
 
 
 class Performance(Protocol):
-    """What decides the speed of jobs on a cluster."""
+    """Parameters of the speed of jobs on a cluster."""
 
     def slowness(self, node: int) -> float:
-        """How many times as long as on an ideal node a step takes."""
+        """Return the factor on the duration of a step relative to an ideal node."""
 
     def interference(self, kind: int, other: int) -> float:
-        """By what part a step of `kind` takes longer when `other` has all GPUs of its node."""
+        """Return the relative slowdown of `kind` if `other` has all GPUs of its node."""
 
     def nic_bytes(self) -> float:
-        """Bytes a second through a network card."""
+        """Return the bytes per second through a network card."""
 
     def uplink_bytes(self) -> float:
-        """Bytes a second through the uplink of a rack."""
+        """Return the bytes per second through the uplink of a rack."""
 
 
 class Truth(NamedTuple):
@@ -40,24 +40,24 @@ class Truth(NamedTuple):
     task: PlacementTask
 
     def slowness(self, node: int) -> float:
-        """How many times as long as on an ideal node a step takes."""
+        """Return the factor on the duration of a step relative to an ideal node."""
         return float(self.task.slowness[node])
 
     def interference(self, kind: int, other: int) -> float:
-        """By what part a step of `kind` takes longer when `other` has all GPUs of its node."""
+        """Return the relative slowdown of `kind` if `other` has all GPUs of its node."""
         return float(self.task.interference[kind, other])
 
     def nic_bytes(self) -> float:
-        """Bytes a second through a network card."""
+        """Return the bytes per second through a network card."""
         return self.task.nic_bytes
 
     def uplink_bytes(self) -> float:
-        """Bytes a second through the uplink of a rack."""
+        """Return the bytes per second through the uplink of a rack."""
         return self.task.uplink_bytes
 
 
 class PlacedStepTime(NamedTuple):
-    """Seconds of a step, as a trainer measures them."""
+    """Seconds of a step, as measured by a trainer."""
 
     compute: float
     exchange: float
@@ -69,34 +69,34 @@ class PlacedStepTime(NamedTuple):
 
 
 class Slowdown(NamedTuple):
-    """Where a job is slowed down most, and how much."""
+    """The worst slowdown of a job, and its node."""
 
     ratio: float
-    """Seconds of a step without exchange, over those on an ideal node."""
+    """Seconds of a step without exchange, relative to an ideal node."""
     node: int
     extra: float
-    """The part of 1 + Σ interference × share that is due to others."""
+    """The part of 1 + Σ interference × share caused by others."""
 
 
 class GradientExchange(NamedTuple):
-    """What the exchange of gradients waits for."""
+    """The bottleneck of an exchange of gradients."""
 
     seconds: float
     sharers: int
     """Jobs that share the slowest link."""
     uplink: bool
-    """It is a rack's uplink; else a network card."""
+    """Whether it is a rack's uplink; else a network card."""
 
 
 def step_time(performance: Performance, occupancy: Occupancy, name: str, placed: PlacedJob) -> PlacedStepTime:
-    """Return the seconds of a step of a job that is counted in `occupancy` under its name."""
+    """Return the seconds of a step of a job that is in `occupancy` under its name."""
     compute = kinds()[placed.kind].compute_seconds * slowdown(performance, occupancy, name, placed).ratio
     link = exchange(performance, occupancy, placed)
     return PlacedStepTime(compute, 0.0 if link is None else link.seconds)
 
 
 def slowdown(performance: Performance, occupancy: Occupancy, name: str, placed: PlacedJob) -> Slowdown:
-    """Return by how much the worst of its nodes slows a job down."""
+    """Return the slowdown of a job by the worst of its nodes."""
     worst = Slowdown(0.0, -1, 0.0)
     kind, size = placed.kind, occupancy.node_gpus
     for node, _ in placed.nodes:
@@ -111,7 +111,7 @@ def slowdown(performance: Performance, occupancy: Occupancy, name: str, placed: 
 
 
 def exchange(performance: Performance, occupancy: Occupancy, placed: PlacedJob) -> GradientExchange | None:
-    """Return what the exchange of gradients takes; None for a job on one node."""
+    """Return the exchange of gradients; None for a job on one node."""
     if len(placed.nodes) == 1:
         return None
     sent = bytes_sent(placed)

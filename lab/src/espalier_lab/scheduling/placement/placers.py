@@ -1,4 +1,4 @@
-"""Ways of placing: rules, and a model of the cluster's performance that is learnt while it runs."""
+"""Placers: rules, and a model of the cluster's performance that is learnt while it runs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from espalier_lab.simulator.rounds import answer
 
 
 class Placer(Protocol):
-    """Where jobs are placed, in one episode."""
+    """Chooses placements of jobs in one episode."""
 
     def choose(self, cluster: PlacementCluster, pending: PendingGang) -> int:
         """Return the index of a candidate."""
 
 
 class Expecting(Protocol):
-    """What expects a performance of the cluster."""
+    """An expectation of the cluster's performance."""
 
     def performance(self, cluster: Running) -> Performance:
-        """Return what is expected now."""
+        """Return the current expectation."""
 
 
 class PlacementRule:
@@ -44,10 +44,10 @@ class PlacementRule:
 
 
 class Random:
-    """Any candidate, each as likely."""
+    """Chooses any candidate with equal probability."""
 
     def __init__(self, seed: int) -> None:
-        """Draw by this seed."""
+        """Draw from this seed."""
         self._rng = np.random.default_rng(seed)
 
     def choose(self, cluster: PlacementCluster, pending: PendingGang) -> int:
@@ -56,14 +56,14 @@ class Random:
 
 
 class Oracle:
-    """Knows the true performance; looks no further than the jobs that run."""
+    """Knows the true performance; considers only running jobs."""
 
     def __init__(self, opening: float = 0.0) -> None:
         """Place with this cost of opening nodes (see `PlacementCosts`)."""
         self._opening = opening
 
     def performance(self, cluster: Running) -> Performance:
-        """Return the true one."""
+        """Return the true performance."""
         return Truth(cluster.episode.task_at(cluster.now))
 
     def choose(self, cluster: PlacementCluster, pending: PendingGang) -> int:
@@ -72,15 +72,15 @@ class Oracle:
 
 
 class Model:
-    """The candidate that costs the fewest seconds by a belief, which what is measured updates."""
+    """Chooses the candidate that costs the fewest seconds by a belief, which measurements update."""
 
     def __init__(
         self, belief: Belief, *, optimism: float = 0.0, opening: float = 0.0, learns_until: float = np.inf
     ) -> None:
-        """Place by `belief`; `optimism` is in standard deviations of a job's own step, for the sake of learning.
+        """Place by `belief`; `optimism`, which promotes learning, is in standard deviations of a job's own step.
 
-        `opening` is the cost of opening nodes (see `PlacementCosts`). From `learns_until` on, seconds of the episode,
-        nothing is learnt any more.
+        `opening` is the cost of opening nodes (see `PlacementCosts`). Learning stops at `learns_until`, in seconds of
+        the episode.
         """
         self.belief, self._optimism, self._opening, self._until = belief, optimism, opening, learns_until
         self._seen: dict[str, tuple[str, ...]] = {}
@@ -106,12 +106,12 @@ class Model:
         occupancy = cluster.measured_in
         for name, placed in occupancy.jobs.items():
             beside = tuple(sorted({other for node, _ in placed.nodes for other in occupancy.on_node[node]}))
-            if self._seen.get(name) != beside:  # what is measured again beside the same jobs says nothing new
+            if self._seen.get(name) != beside:  # repeated measurements beside the same jobs say nothing new
                 self._seen[name] = beside
                 self.belief.learn(occupancy, name, placed, cluster.measured(name))
 
     def _doubt(self, cluster: PlacementCluster, pending: PendingGang, nodes: Nodes) -> float:
-        """Return the standard deviation of a step of the job if it is placed so."""
+        """Return the standard deviation of a step of the job at this placement."""
         job, occupancy = pending.job, cluster.occupancy
         placed = PlacedJob(job.kind, nodes)
         occupancy.add(job.name, placed)
@@ -123,9 +123,10 @@ class Model:
 def seconds_added(
     performance: Performance, cluster: PlacementCluster, pending: PendingGang, opening: float = 0.0
 ) -> Floats:
-    """Return (candidates), the seconds that each costs: those of the job, and those by which it delays others.
+    """Return (candidates), the cost of each in seconds: of the job, and of its delays of others.
 
-    As if nobody else came or ended meanwhile; and `opening` times what it costs those that come (see `PlacementCosts`).
+    It assumes that no other job arrives or ends meanwhile, plus `opening` times the cost to later ones
+    (`PlacementCosts`).
     """
     job = pending.job
     left = {name: cluster.jobs[name].steps_left for name, _ in cluster.running()}
@@ -147,7 +148,7 @@ def run(cluster: PlacementCluster, placer: Placer) -> float:
 
 
 def run_together(cluster: PlacementCluster, model: Expecting) -> float:
-    """Run an episode in which jobs that can start at the same time are placed together; return as `run`."""
+    """Run an episode in which jobs that can start at the same time are placed jointly; return as `run`."""
 
     def places(jobs: Sequence[ContendingJob]) -> list[Nodes]:
         gangs = [Gang(job.name, job.kind, job.requested, job.steps_left) for job in jobs]

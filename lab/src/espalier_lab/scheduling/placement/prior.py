@@ -1,8 +1,8 @@
-"""Learns the prior of beliefs over many clusters: empirical Bayes by expectation and maximisation.
+"""Learning of the prior of beliefs over many clusters: empirical Bayes by expectation and maximisation.
 
-On each training episode a belief is updated from the prior so far; the next prior is the mean of the posteriors'
-means, and the mean of their covariances plus the covariance of their means (Dempster, Laird and Rubin, 1977). No hidden
-parameter is looked at. Nodes are alike, so they share one mean and variance.
+On each training episode a belief is updated from the prior so far; the next prior is the mean of the posteriors' means,
+and the mean of their covariances plus the covariance of their means (Dempster, Laird and Rubin, 1977). Hidden
+parameters are not used. Nodes are alike, so they share one mean and variance.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from espalier_lab.scheduling.placement.tasks import PlacementEpisode
 
 
 class _Exploring:
-    """Places at random with a given probability, else by its model: so all kinds meet."""
+    """Places at random with a given probability, else by its model, so that all kinds meet."""
 
     def __init__(self, model: Model, seed: int, part: float) -> None:
         self._model, self._random = model, Random(seed)
@@ -36,7 +36,7 @@ def learn_prior(
     explore: float = 0.2,
     on_round: Callable[[int, float], None] = lambda *_: None,
 ) -> Prior:
-    """Return the prior learnt on `episodes`, each of one cluster; `on_round` gets the round and the mean seconds."""
+    """Return the prior learnt on `episodes`, each on one cluster; `on_round` gets the round and the mean seconds."""
     prior = wide_prior()
     for turn in range(rounds):
         beliefs: list[Belief] = []

@@ -1,13 +1,13 @@
-"""RL²: a network that places by all it has seen of a cluster (Duan et al., arXiv 1611.02779; Wang et al., 1611.05763).
+"""RL²: a network that places by its history with a cluster (Duan et al., arXiv 1611.02779; Wang et al., 1611.05763).
 
 A recurrent network also reads its last action and reward, and is learnt by PPO over many tasks (Duan et al., 2.2). So
-it can learn how to find out what a task hides. In a task its weights stay, and its state h changes:
+it can learn to explore the hidden parameters of a task. Within a task its weights stay, and its state h changes:
 
-    h' = GRU(h; observation, last action, last reward), and scores and values are of (observation, h').
+h' = GRU(h; observation, last action, last reward), and scores and values depend on (observation, h').
 
-A task is an episode, thus a cluster; a change in the middle of it is not signalled. The source also tells the end of an
-episode, for its tasks have several, and keeps the state over it; a task has one here, so that would never be seen.
-Each node has a state of its own, by the same weights, for nodes are alike until something is seen of them.
+A task is an episode, thus a cluster; a change in the middle of it is not signalled. The source also signals the end of
+an episode, because its tasks have several, and keeps the state; here a task has one. Each node has a separate state
+with the same weights, as nodes are alike until they are observed.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from espalier_lab.scheduling.placement.tasks import Family
 from espalier_lab.scheduling.seed_split import SeedSplit
 
 STATE: Final = 32
-"""Numbers that are remembered of a node."""
+"""Size of a node's state."""
 _LAST: Final = 1 + JOB + 1
-"""What is observed of the last decision: the part of the node's GPUs that the job got, the job, the reward."""
+"""Number of features of the last decision: the job's part of the node's GPUs, the job, the reward."""
 
 
 class RecurrentActor(Recurrent):
-    """An `Actor` that also sees the state of nodes, and a recurrent cell (GRU) that makes it.
+    """An `Actor` that also reads the state of nodes, and a recurrent cell (GRU) that updates it.
 
-    The cell sees what is observed of its node and of all in the mean, the part of the node that the last job got, that
-    job, and the reward: minus what was lost since, by all jobs together. Weights that read the state begin at 0, so the
-    network begins as one without a memory.
+    The cell reads the features of its node and the mean over all, the last job with its part of the node, and the
+    reward, which is minus the loss of all jobs since. Weights that read the state begin at 0, so the network begins as
+    one without a memory.
     """
 
     def __init__(self, racks: int, rack_nodes: int, seed: int = 0) -> None:
-        """Draw weights by this seed; nodes are in racks of `rack_nodes`."""
+        """Draw weights from this seed; nodes are in racks of `rack_nodes`."""
         super().__init__()
         self.actor = Actor(racks, rack_nodes, seed, state=STATE)
         with torch.random.fork_rng([]):
@@ -60,9 +60,9 @@ class RecurrentActor(Recurrent):
     def forward(
         self, jobs: Tensor, options: Tensor, cluster: Tensor, present: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return scores (episodes, candidates + 1) and the value (episodes, 1), of what `RecallingEpisodes` shows.
+        """Return scores (episodes, candidates + 1) and the value (episodes, 1), from the input of `RecallingEpisodes`.
 
-        The shapes of that are those of `PlacementEpisodes.seen`, but `cluster` is (episodes, nodes, `NODE` + `_LAST`).
+        Its shapes are those of `PlacementEpisodes.seen`, but `cluster` is (episodes, nodes, `NODE` + `_LAST`).
         """
         seen = (jobs, options, cluster, present, mask)
         if self.state is None:
@@ -71,7 +71,7 @@ class RecurrentActor(Recurrent):
         return self._judged(seen, states)
 
     def unrolled(self, seen: list[Seen]) -> tuple[Tensor, Tensor]:
-        """Return what calls by step would, from the beginning on."""
+        """Return the results of calls step by step, from the beginning on."""
         states, _ = self.cell(_cell_inputs(torch.stack([cluster for _, _, cluster, _, _ in seen])))
         return self._judged(joined(seen), states)
 
@@ -83,15 +83,15 @@ class RecurrentActor(Recurrent):
 
 
 def _cell_inputs(clusters: Tensor) -> Tensor:
-    """Return what the cell takes, (steps, episodes × nodes, features), of (steps, episodes, nodes, features)."""
+    """Return the cell's input, (steps, episodes × nodes, features), from (steps, episodes, nodes, features)."""
     mean = clusters[..., :NODE].mean(2, keepdim=True).expand(-1, -1, clusters.shape[2], -1)
     return torch.cat([clusters, mean], -1).flatten(1, 2)
 
 
 class RecallingEpisodes(PlacementEpisodes):
-    """The same episodes, in which nodes also show what was chosen last, for which job, and the reward.
+    """The same episodes, in which nodes also show the last choice, its job, and the reward.
 
-    With the first decision of an episode all of that is 0.
+    At the first decision of an episode all of these are 0.
     """
 
     def __init__(
@@ -103,17 +103,17 @@ class RecallingEpisodes(PlacementEpisodes):
         shift: bool = False,
         family: Family | None = None,
     ) -> None:
-        """Begin; nothing was chosen yet."""
+        """Begin without a last choice."""
         super().__init__(numbers, count, purpose, shift=shift, family=family)
         self._last = np.zeros((count, (family or Family()).nodes, _LAST), np.float32)
 
     def seen(self) -> tuple[NetworkInputs, NDArray[np.bool_]]:
-        """Return what `PlacementEpisodes` shows; of each node the last decision comes after what is observed."""
+        """Return the input of `PlacementEpisodes`, with the last decision after the features of each node."""
         seen, mask = super().seen()
         return replace(seen, cluster=np.concatenate([seen.cluster, self._last], -1)), mask
 
     def act(self, chosen: Chosen) -> tuple[NDArray[np.int64], Passed]:
-        """Place the jobs, and remember it where the episode goes on."""
+        """Place the jobs, and remember the choice if the episode continues."""
         seen, _ = super().seen()
         rows, passed = super().act(chosen)
         self._last[..., 0] = seen.options[rows, 0, chosen]

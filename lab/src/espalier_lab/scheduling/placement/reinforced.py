@@ -21,7 +21,7 @@ SETTINGS: Final = LearnerSettings(
     teacher="emptiest", imitated=4_000, kept=1.0, steps=60, decisions=38_400, minibatch=240, epochs=4, trace=0.95
 )
 _APART: Final = 1_000_000
-"""Episodes to train on that belong to each seed."""
+"""Number of training episodes that belong to each seed."""
 
 
 def learn_remembering(
@@ -32,7 +32,7 @@ def learn_remembering(
 ) -> RecurrentActor:
     """Return a network that learnt by RL² (see `placement.recurrent`): by PPO, from as many decisions.
 
-    Its episodes are learnt from whole, so what is imitated and the steps between updates are whole episodes, too.
+    It learns from whole episodes, so imitation and the steps between updates cover whole episodes, too.
     """
     torch.set_num_threads(1)
     family = family or Family()
@@ -59,11 +59,11 @@ def learn_remembering(
 def frozen(
     actor: RecurrentActor, episodes: int, purpose: SeedSplit, *, shift: bool, family: Family | None = None
 ) -> list[list[float]]:
-    """Return the completion times of the jobs of each episode, seconds, in the order in which jobs came.
+    """Return the completion times in seconds of the jobs of each episode, in order of arrival.
 
     The best score decides, and weights do not change.
     """
-    # All have as many jobs, each of which is placed once: so they are over at the same time.
+    # All episodes have equally many jobs, each placed once, so they end at the same time.
     played = RecallingEpisodes(itertools.count(), episodes, purpose, shift=shift, family=family)
     with remembering(actor, episodes):
         while not played.ended:

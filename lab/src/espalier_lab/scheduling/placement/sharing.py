@@ -1,4 +1,4 @@
-"""Ways to decide where workers run whose number is free: rules, and a model that may also change the number."""
+"""Placement of jobs with a free number of workers: rules, and a model that may also change the number."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from espalier_lab.scheduling.placement.placers import Expecting
 from espalier_lab.simulator.rounds import answer
 
 MOST_SWEEPS: Final = 20
-"""Of a decision: in each, all changes are looked at, and a job is changed once at most."""
+"""Maximum number of sweeps of a decision: each considers all changes, and changes a job at most once."""
 _WORTH: Final = 1e-6
-"""By how much a change is to lower the loss; less is rounding."""
+"""Minimum reduction of the loss by a change; less is rounding."""
 
 
 class Sharing(Protocol):
-    """Where jobs run, in one episode."""
+    """Chooses the nodes of jobs in one episode."""
 
     def places(self, cluster: ElasticCluster, wanted: WantedWorkers) -> Mapping[str, Nodes]:
-        """Return the nodes of each job that is to have workers."""
+        """Return the nodes of each job that gets workers."""
 
 
 class ByRule:
-    """The rule's numbers, by a rule of placement; jobs whose number has not changed stay."""
+    """Keeps the rule's numbers, placed by a rule; jobs with an unchanged number stay."""
 
     def __init__(self, place: Callable[[Occupancy, int], Nodes]) -> None:
         """Place as `place` does."""
@@ -44,10 +44,10 @@ class ByRule:
 
 
 class ByModel:
-    """The rule's numbers, which with `together` the model may change, on the nodes of which it expects most."""
+    """Places the rule's numbers, which the model may change if `together`, on the nodes that it expects to be best."""
 
     def __init__(self, model: Expecting, *, together: bool) -> None:
-        """Decide by what `model` expects."""
+        """Decide by the expectation of `model`."""
         self._model, self._together = model, together
 
     def places(self, cluster: ElasticCluster, wanted: WantedWorkers) -> Mapping[str, Nodes]:
@@ -65,7 +65,7 @@ class ByModel:
 
 
 def kept(cluster: ElasticCluster, wanted: WantedWorkers) -> Occupancy:
-    """Return the cluster with the jobs alone whose number of workers stays."""
+    """Return the cluster with only the jobs whose number of workers stays."""
     now = cluster.occupancy
     stay = ((name, placed) for name, placed in now.jobs.items() if wanted.workers.get(name) == placed.gpus)
     return Occupancy(len(now.free), now.node_gpus, now.rack_nodes, stay)
@@ -98,7 +98,7 @@ class _SharingSearch:
                 return
 
     def _changed(self, choices: Counts) -> bool:
-        """Make the changes that lower the loss, at most one for each job; return whether there are some."""
+        """Make the changes that lower the loss, at most one per job; return whether there are some."""
         before, touched = self.now, np.zeros(len(self.now), bool)
         losses, loss = self._values.losses(choices), float(self._values.losses(before[None])[0])
         better = np.flatnonzero(losses < loss - _WORTH)
@@ -108,7 +108,7 @@ class _SharingSearch:
             if (touched & rows).any() or (after.sum(0) > self._size).any():
                 continue
             then = float(self._values.losses(after[None])[0])
-            if then < loss - _WORTH:  # it may help alone, and not beside those before it
+            if then < loss - _WORTH:  # it may help alone, but not beside earlier changes
                 self.now, loss = after, then
                 touched |= rows
         return bool(touched.any())
@@ -129,7 +129,7 @@ class _SharingSearch:
             yield from self._moved(row, candidates(empty, int(now[row].sum())))
 
     def _exchanged(self) -> Iterator[Counts]:
-        """Yield each two jobs with the same number of workers on each other's nodes."""
+        """Yield each pair of jobs with the same number of workers on each other's nodes."""
         workers = self.now.sum(1)
         for one in range(len(workers)):
             for two in range(one + 1, len(workers)):
@@ -139,7 +139,7 @@ class _SharingSearch:
                     yield found
 
     def _resized(self) -> Iterator[Counts]:
-        """Yield each job with one worker more or fewer, and each two of which one gives the other a GPU."""
+        """Yield each job with one more or one fewer worker, and each pair in which one gives the other a GPU."""
         now, workers, free = self.now, self.now.sum(1), self._size - self.now.sum(0)
         growing = np.flatnonzero(workers < MOST_WORKERS)
         shrinking = [(row, node) for row in np.flatnonzero(workers > 1) for node in np.flatnonzero(now[row])]

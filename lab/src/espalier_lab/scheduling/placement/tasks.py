@@ -1,7 +1,7 @@
-"""Tasks of worker placement: a cluster whose performance is hidden, and the jobs that come to it. Drawn by a seed.
+"""Tasks of worker placement: a cluster with hidden performance, and its arriving jobs, drawn from a seed.
 
-The source (Yang et al., IEEE TCC 2023) publishes neither its cluster nor its workload, so the family is ours; what is
-drawn from which distribution stands here and nowhere else.
+The source (Yang et al., IEEE TCC 2023) publishes neither its cluster nor its workload, so the family is ours; this
+module defines all its distributions.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from espalier_lab.scheduling.seed_split import SeedSplit
 Floats = NDArray[np.float64]
 
 KINDS: Final = 16
-"""Kinds of models that jobs train."""
+"""Number of kinds of models that jobs train."""
 MOST_INTERFERENCE: Final = 6.0
-"""A step takes seven times as long at most because of one other job."""
+"""Maximum slowdown by one other job: a step takes at most seven times as long."""
 KIND_DEVIATION: Final = 0.35
-"""Standard deviation, over tasks, of the sensitivity and of the pressure of each kind."""
+"""Standard deviation, over tasks, of each kind's sensitivity and pressure."""
 TASK_DEVIATION: Final = 0.3
-"""That of the pressure of all kinds together."""
+"""Standard deviation, over tasks, of the pressure of all kinds together."""
 _SIZES: Final = (1, 2, 4, 8)
 _SIZE_PARTS: Final = (0.3, 0.3, 0.25, 0.15)
 _KINDS_SEED: Final = 2_023
@@ -32,35 +32,35 @@ _KINDS_SEED: Final = 2_023
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Of which clusters and workloads tasks are drawn."""
+    """The distribution of clusters and workloads from which tasks are drawn."""
 
     nodes: int = 12
     node_gpus: int = 4
     rack_nodes: int = 4
     jobs: int = 120
     load: float = 0.35
-    """GPU-seconds of the jobs on an ideal cluster, over those of the cluster while they come."""
+    """GPU-seconds of the jobs on an ideal cluster, relative to the cluster's GPU-seconds while they arrive."""
     median_seconds: float = 900.0
     sigma: float = 0.7
-    """Of the logarithm of the seconds that a job takes on an ideal cluster."""
+    """Standard deviation of the logarithm of a job's seconds on an ideal cluster."""
 
     @property
     def gpus(self) -> int:
-        """GPUs of all nodes."""
+        """Number of GPUs of all nodes."""
         return self.nodes * self.node_gpus
 
 
 @dataclass(frozen=True, slots=True)
 class ModelKind:
-    """What is known of a kind of model: it was measured alone on an ideal node."""
+    """The known properties of a kind of model, measured alone on an ideal node."""
 
     compute_seconds: float
-    """Of a step, without the exchange of gradients."""
+    """Seconds of a step without the exchange of gradients."""
     gradient_bytes: float
     sensitivity: float
-    """How much others on its node slow it down: a logarithm, in the mean over tasks. Hidden."""
+    """Slowdown by others on its node, as a logarithm, mean over tasks. Hidden."""
     pressure: float
-    """How much it slows down others on its node: a logarithm, in the mean over tasks. Hidden."""
+    """Slowdown of others on its node, as a logarithm, mean over tasks. Hidden."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,42 +68,42 @@ class PlacementTask:
     """The hidden performance of a cluster, and the mix of its jobs."""
 
     slowness: Floats = field(repr=False)
-    """(nodes): how many times as long as on an ideal node a step takes; 1 on most."""
+    """(nodes): factor on the duration of a step relative to an ideal node; 1 for most."""
     interference: Floats = field(repr=False)
-    """(kinds, kinds): by what part a step of the first takes longer when the second has all GPUs of its node."""
+    """(kinds, kinds): relative slowdown of the first if the second has all GPUs of its node."""
     nic_bytes: float
-    """A second, into and out of a node."""
+    """Bytes per second into and out of a node."""
     uplink_bytes: float
-    """A second, into and out of a rack."""
+    """Bytes per second into and out of a rack."""
     mix: Floats = field(repr=False)
-    """(kinds): the probability of each."""
+    """(kinds): the probability of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobArrival:
-    """A job that comes."""
+    """An arriving job."""
 
     name: str
     at: float
     kind: int
     gpus: int
     steps: float
-    """Until it is complete."""
+    """Steps until it is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementEpisode:
-    """What one run is: the same for each way of placing."""
+    """The contents of one run, equal for each placer."""
 
     family: Family
     tasks: tuple[PlacementTask, ...]
-    """One, or two: the second holds from the middle on."""
+    """One task, or two: the second holds from the middle on."""
     shift_at: float
-    """When the second task begins: the arrival of the job in the middle; infinite where there is one task."""
+    """Start of the second task: the arrival of the job in the middle; infinite for one task."""
     arrivals: tuple[JobArrival, ...]
 
     def task_at(self, now: float) -> PlacementTask:
-        """Return the task that holds then."""
+        """Return the task at this time."""
         return self.tasks[-1] if now >= self.shift_at else self.tasks[0]
 
 
@@ -123,7 +123,7 @@ def kinds() -> tuple[ModelKind, ...]:
 
 
 def episode(family: Family, purpose: SeedSplit, index: int, *, shift: bool = False) -> PlacementEpisode:
-    """Draw the episode of this number; with `shift`, the workload and the cluster change in the middle."""
+    """Draw the episode with this number; with `shift`, the workload and the cluster change in the middle."""
     rng = np.random.default_rng((purpose, index))
     tasks = tuple(draw_task(family, rng) for _ in range(2 if shift else 1))
     seconds = np.exp(rng.normal(np.log(family.median_seconds), family.sigma, family.jobs))

@@ -1,8 +1,8 @@
-"""A cluster's own history as a workload to learn from: the jobs of an audit log, drawn again and again.
+"""A cluster's own history as a workload for learning: the jobs of an audit log, drawn repeatedly.
 
-An episode has jobs of the history in random order, some of them several times, which come at the history's rate. The
-jobs are divided by when they were submitted: the first ones are learnt from, later ones are for choosing, and the last
-ones for judging, so that a policy is judged by jobs that came after those that it learnt from.
+An episode has jobs of the history in random order, some of them several times, which arrive at the history's rate. The
+jobs are divided by submission time: the first ones are for learning, later ones for choosing, and the last ones for
+judging, so that a policy is judged by jobs later than those that it learnt from.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_lab.simulator.rounds import SimulatedNode
 
 FEWEST: Final = 20
-"""Jobs of a history that is learnt from."""
+"""Minimum number of jobs in a history for learning."""
 PARTS: Final = (0.6, 0.8)
-"""Until which part of the jobs they are learnt from, and chosen by; the rest is for judging."""
+"""Ends of the parts of the jobs for learning and for choosing; the rest is for judging."""
 MOST_JOBS: Final = 64
-"""Of an episode."""
+"""Maximum number of jobs in an episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class HistoryWorkload:
 
     nodes: Sequence[SimulatedNode]
     most_jobs: int
-    """Of an episode."""
+    """Maximum number of jobs in an episode."""
     elastic: int
-    """Jobs whose speed with more workers was measured."""
+    """Number of jobs whose speed with more workers was measured."""
     _history: AuditHistory
     _order: Sequence[int]
-    """Indices of jobs, by when they were submitted."""
+    """Indices of jobs, by submission time."""
     _gap: float
     """Mean seconds between two submissions."""
 
     @property
     def jobs(self) -> int:
-        """Jobs of the history."""
+        """Number of jobs of the history."""
         return len(self._order)
 
     def draw(self, purpose: SeedSplit, index: int) -> list[SimulatedJob]:
@@ -63,7 +63,7 @@ class HistoryWorkload:
 
 
 def workload_of(folder: Path) -> HistoryWorkload:
-    """Return the workload of an audit log. Raises `TraceError` where the log is damaged, or has too few jobs."""
+    """Return the workload of an audit log. Raise `TraceError` if the log is damaged, or has too few jobs."""
     history = read_history(folder)
     jobs = history.jobs()
     if len(jobs) < FEWEST:

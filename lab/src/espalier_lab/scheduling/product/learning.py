@@ -1,9 +1,9 @@
-"""Learns a policy file from a workload of jobs with all-reduce, as `product.history` draws it.
+"""Learning of a policy file from a workload of jobs with all-reduce, as drawn by `product.history`.
 
-First the network imitates the best of some rules: at each step of a decision it is to give a worker to one of the jobs
-that the rule would give more. Then the weights that score options directly, and the offset of "stop", are searched for
-the shortest mean completion time (the cross-entropy method: Rubinstein, 1999), each candidate on the same episodes.
-What the search found is kept if it is better than the imitation on episodes to choose by.
+First the network imitates the best of some rules: at each step of a decision it learns to give a worker to one of the
+jobs that the rule would give more. Then the weights that score options directly, and the offset of "stop", are searched
+for the shortest mean completion time (the cross-entropy method: Rubinstein, 1999), with each candidate on the same
+episodes. The search result is kept if it is better than the imitation on the episodes for choosing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Workload(Protocol):
 
     @property
     def nodes(self) -> Sequence[SimulatedNode]:
-        """Where they run."""
+        """The nodes of the jobs."""
 
     def draw(self, purpose: SeedSplit, index: int) -> list[SimulatedJob]:
         """Return the jobs of an episode; new ones each time."""
@@ -55,24 +55,24 @@ class Workload(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImitationSettings:
-    """How is learnt."""
+    """Hyperparameters."""
 
     imitated: int = 6
-    """Episodes of the rule."""
+    """Number of the rule's episodes."""
     epochs: int = 30
     rate: float = 3e-3
     """Adam's learning rate."""
     generations: int = 6
     candidates: int = 10
-    """A generation."""
+    """Number of candidates per generation."""
     best: int = 3
-    """Of them, whose mean and spread the next generation is drawn from."""
+    """Number of the best candidates, from whose mean and spread the next generation is drawn."""
     searched: int = 3
-    """Episodes by which candidates are compared."""
+    """Number of episodes for comparing candidates."""
     chosen: int = 6
-    """Episodes by which imitation and search are compared."""
+    """Number of episodes for comparing imitation and search."""
     spread: float = 1.0
-    """Standard deviation of the first candidates' weights around those of the imitation."""
+    """Standard deviation of the first candidates' weights around the imitation's."""
 
 
 class DecisionStep(NamedTuple):
@@ -81,7 +81,7 @@ class DecisionStep(NamedTuple):
     seen: Seen
     """A batch of one."""
     right: Tensor
-    """(1, jobs + 1): what the rule would choose."""
+    """(1, jobs + 1): the rule's choices."""
 
 
 Progress = Callable[[str], None]
@@ -101,7 +101,7 @@ def learn(
     seed: int,
     progress: Progress = lambda line: None,
 ) -> AllocationPolicy:
-    """Return the policy that was learnt; its lineage gets algorithm, seed, decisions and what it was chosen by."""
+    """Return the learnt policy; its lineage gets algorithm, seed, decisions and the figures of the choice."""
     rules = {
         rule.name: _mean([mean_seconds(workload, rule, SeedSplit.CHOOSE, index) for index in range(settings.chosen)])
         for rule in TEACHERS
@@ -133,7 +133,7 @@ def learn(
 
 
 def demonstrated(workload: Workload, teacher: Policy, index: int) -> list[DecisionStep]:
-    """Return the steps of a rule's decisions in an episode that it decides."""
+    """Return the steps of a rule's decisions in an episode."""
     samples: list[DecisionStep] = []
 
     def reply(view: View) -> Decision:
@@ -143,7 +143,7 @@ def demonstrated(workload: Workload, teacher: Policy, index: int) -> list[Decisi
         targets = np.array([wanted.get(job.key, 0) for job in picture.jobs])
         while (mask := picture.mask()).any():
             right = mask & np.append(picture.workers < targets, False)
-            if not right.any():  # it is content, or makes a job wait that may as well start
+            if not right.any():  # it gives nothing, or lets a job wait that could start
                 right = mask & np.append(np.zeros(len(targets), bool), True) if mask[-1] else mask
             jobs, options, cluster, present, open_ = (each[None] for each in tensors(picture.inputs(), mask))
             samples.append(DecisionStep((jobs, options, cluster, present, open_), torch.from_numpy(right)[None]))
@@ -191,7 +191,7 @@ def _search(
     seed: int,
     progress: Progress,
 ) -> JobScorer:
-    """Return the network with the weights that the cross-entropy method found."""
+    """Return the network with the weights found by the cross-entropy method."""
     rng = np.random.default_rng((67, seed))
     mean = np.concatenate([start.weights[name].ravel() for name in _SEARCHED]).astype(np.float64)
     spread = np.full(mean.shape, settings.spread)
@@ -212,7 +212,7 @@ def _search(
 
 
 def _with(network: JobScorer, values: NDArray[np.float64]) -> JobScorer:
-    """Return the network with these values in the place of the weights that are searched."""
+    """Return the network with these values for the searched weights."""
     weights, at = dict(network.weights), 0
     for name in _SEARCHED:
         size = weights[name].size

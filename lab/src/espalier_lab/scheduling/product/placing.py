@@ -1,9 +1,9 @@
-"""Which nodes the workers of starting jobs are wished on, by a learnt placement prior.
+"""Wished nodes for the workers of starting jobs, by a learnt placement prior.
 
-The prior is what was learnt over many clusters (`placement.prior`): how much jobs that share a node slow each other
-down, and how fast the network is. A cluster's jobs are of no known kind, so each counts as the average kind, and all
-as equally long. Jobs go where a step of each takes the fewest seconds, with those by which it delays steps of others.
-Nothing is learnt on the cluster itself, where speeds are not known by node; so nodes differ only in who is on them.
+The prior was learnt over many clusters (`placement.prior`): the mutual slowdown of jobs on a node, and the speed of the
+network. The kinds of a cluster's jobs are unknown, so each counts as the average kind, and all as equally long. Jobs
+are placed where a step of each, plus its delays of others' steps, takes the fewest seconds. Nothing is learnt on the
+cluster itself, where speeds by node are unknown; so nodes differ only in their jobs.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from espalier_operator.policies.learned import Allotment
 from espalier_operator.policies.view import View
 
 MOST_NODES: Final = 64
-"""So many nodes with free GPUs are considered: half of them those with the fewest, half those with the most."""
+"""Maximum number of considered nodes with free GPUs: half of them with the fewest, half with the most."""
 
 OPENING: Final = 2.0
-"""What it costs to open an empty node, times how scarce GPUs are; chosen by `make bench-wishes`."""
+"""Cost of opening an empty node, times the scarcity of GPUs; chosen by `make bench-wishes`."""
 _RESERVE: Final = 0.2
-"""The part of all GPUs that counts as free where none is: so the cost is finite."""
+"""Part of all GPUs added to the free ones, so that the cost is finite."""
 
 
 class AveragePerformance:
-    """A `placement.performance.Performance`: that of the mean of a prior, for jobs of the average kind."""
+    """A `placement.performance.Performance` of the mean of a prior, for jobs of the average kind."""
 
     def __init__(self, prior: Prior) -> None:
         """Take its means."""
@@ -44,25 +44,25 @@ class AveragePerformance:
         self._nic, self._uplink = (float(each) for each in np.exp(prior.rest[-2:]))
 
     def slowness(self, node: int) -> float:
-        """How many times as long as on an ideal node a step takes."""
+        """Return the factor on the duration of a step relative to an ideal node."""
         return self._slowness
 
     def interference(self, kind: int, other: int) -> float:
-        """By what part a step takes longer when another job has all GPUs of its node."""
+        """Return the relative slowdown if another job has all GPUs of its node."""
         return self._interference
 
     def nic_bytes(self) -> float:
-        """Bytes a second through a network card."""
+        """Return the bytes per second through a network card."""
         return self._nic
 
     def uplink_bytes(self) -> float:
-        """Bytes a second through the uplink of a rack."""
+        """Return the bytes per second through the uplink of a rack."""
         return self._uplink
 
 
 @cache
 def average_kind() -> int:
-    """Return the kind that is nearest to the mean of all, by the logarithms of compute time and bytes."""
+    """Return the kind nearest to the mean of all, by the logarithms of compute time and bytes."""
     sizes = np.log([(kind.compute_seconds, kind.gradient_bytes) for kind in kinds()])
     return int(np.argmin(((sizes - sizes.mean(0)) ** 2).sum(1)))
 
@@ -70,10 +70,10 @@ def average_kind() -> int:
 def placed(
     prior: Prior, view: View, allotments: Sequence[Allotment], opening: float = OPENING
 ) -> tuple[Allotment, ...]:
-    """Return the allotments, with nodes for the workers of jobs that start, chosen for all of them together.
+    """Return the allotments, with jointly chosen nodes for the workers of starting jobs.
 
-    `opening` times `scarcity` is the cost of opening nodes (see `Costs`). A job that does not fit beside those that run
-    is left to the planner, and so are all where nodes are not known.
+    `opening` times `scarcity` is the cost of opening nodes (see `PlacementCosts`). A job that does not fit beside the
+    running ones is left to the planner, and so are all jobs if nodes are unknown.
     """
     names = _considered(view)
     if not names:
@@ -96,21 +96,21 @@ def placed(
 
 
 def scarcity(view: View) -> float:
-    """Return how scarce GPUs are: those that jobs hold, over those that are free and a fifth of all.
+    """Return the scarcity of GPUs: the held ones, over the free ones plus a fifth of all.
 
-    Where many are free, the next gang finds empty nodes in any case, and to spread jobs out costs it nothing.
+    If many are free, the next gang finds empty nodes in any case, and spreading jobs out costs it nothing.
     """
     held, gpus = sum(_held(view).values()), sum(view.nodes.values())
     return held / (max(0, gpus - held) + _RESERVE * gpus) if gpus else 0.0
 
 
 def _most_first(nodes: Nodes) -> Nodes:
-    """Return the node with the most workers first: base workers are the first ones."""
+    """Return the nodes with the most workers first: base workers come first."""
     return tuple(sorted(nodes, key=lambda node: -node[1]))
 
 
 def _considered(view: View) -> list[str]:
-    """Return the nodes that are considered, by name."""
+    """Return the names of the considered nodes."""
     held = _held(view)
     free = {name: gpus - held.get(name, 0) for name, gpus in view.nodes.items()}
     ranked = sorted((name for name in free if free[name] > 0), key=lambda name: (free[name], name))
@@ -118,7 +118,7 @@ def _considered(view: View) -> list[str]:
 
 
 def _held(view: View) -> dict[str, int]:
-    """Return the GPUs that jobs hold, by node."""
+    """Return the number of GPUs held by jobs, by node."""
     held: dict[str, int] = {}
     gpus_each = {job.key: job.gpus_per_worker for job in view.jobs}
     for key, nodes in view.held.items():
@@ -128,7 +128,7 @@ def _held(view: View) -> dict[str, int]:
 
 
 def _occupancy(view: View, names: Sequence[str]) -> Occupancy:
-    """Return who is on these nodes, as far as they are considered; GPUs that a node lacks count as taken."""
+    """Return the occupancy of the considered nodes; missing GPUs of a node count as taken."""
     largest, index = max(view.nodes.values()), {name: place for place, name in enumerate(names)}
     occupancy = Occupancy(len(names), largest, len(names))
     for place, name in enumerate(names):

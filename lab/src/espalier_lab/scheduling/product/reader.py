@@ -1,4 +1,4 @@
-"""Reads a policy file for `espalier_operator.policies.learned`."""
+"""The reader of policy files for `espalier_operator.policies.learned`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def tensors_of(prior: Prior) -> dict[str, NDArray[np.float32]]:
 
 
 class AllocationPolicyFile:
-    """A policy file that was read (`espalier_operator.policies.learned.PolicyFile`)."""
+    """A loaded policy file (`espalier_operator.policies.learned.PolicyFile`)."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file. Raises `PolicyFileError`."""
+        """Read the file. Raise `PolicyFileError`."""
         try:
             self._policy = read_policy(path)
             self._allocation = LearnedAllocation(self._policy)
@@ -44,7 +44,7 @@ class AllocationPolicyFile:
 
     @property
     def lineage(self) -> AllocationLineage:
-        """What it is, and how it came to be."""
+        """Its lineage."""
         return self._policy.lineage
 
     @property
@@ -55,7 +55,7 @@ class AllocationPolicyFile:
     def answer(self, view: View) -> PolicyAnswer:
         """Return the workers of each job.
 
-        Raises `PolicyFileError` where it cannot serve the cluster, or its scores overflow.
+        Raise `PolicyFileError` if it cannot serve the cluster, or its scores overflow.
         """
         serves = self._policy.lineage.serves
         refusal = serves.refusal(view.gpus)
@@ -70,7 +70,7 @@ class AllocationPolicyFile:
         allotments = tuple(
             Allotment(job=share.job, workers=share.workers, spare=share.spare) for share in decision.shares
         )
-        if self._prior is not None and len(view.gpu_types) < 2:  # a gang's nodes are to be of one type
+        if self._prior is not None and len(view.gpu_types) < 2:  # a gang's nodes must be of one type
             allotments = placed(self._prior, view, allotments)
         return PolicyAnswer(
             policy=self.version,

@@ -1,7 +1,7 @@
-"""The policy server: evaluates a policy file for the operator, in a process of its own, over HTTP.
+"""The policy server, which evaluates a policy file for the operator in a separate process, over HTTP.
 
-It keeps nothing between questions. A new file takes the old one's place with the next question; one that cannot be used
-is reported, and the old one continues. Where there was no usable one, questions are answered by the reason.
+It is stateless. A new file replaces the old one at the next request; an unusable one is reported, and the old one
+continues. Without any usable one, requests are answered with the reason.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from espalier_operator.policies.remote import QuestionError, question_of
 logger = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 64 * 1024 * 1024
-"""Of a question. That about 1,000 jobs on 5,000 nodes has less than one million."""
+"""Maximum size of a request, in bytes. One about 1,000 jobs on 5,000 nodes has less than one million."""
 
 
 class Served:
     """The newest usable policy of a path."""
 
     def __init__(self, path: Path) -> None:
-        """Look at the file when it is asked for."""
+        """The file is read at the first request."""
         self._path = path
         self._file: AllocationPolicyFile | None = None
-        # Tried again with each question: its disk may have been away.
+        # Try again with each request: its disk may have been unavailable.
         self._files = ReloadedFiles(
             lambda: [path], lambda: AllocationPolicyFile(path), PolicyFileError, refused=self._refuse
         )
 
     def current(self) -> AllocationPolicyFile:
-        """Return the policy. Raises `PolicyFileError` where there was no usable one yet."""
+        """Return the policy. Raise `PolicyFileError` if there was no usable one yet."""
         file = self._files.look()
         if file is not None:
             if self._file is None or file.version != self._file.version:
-                logger.info("%s: policy %s, learnt from %s", self._path, file.version, file.lineage.learnt_from)
+                logger.info("%s: loaded policy %s, learnt from %s", self._path, file.version, file.lineage.learnt_from)
             self._file = file
         if self._file is None:
             raise PolicyFileError(str(self._files.problem))
@@ -55,7 +55,7 @@ class Served:
 
 
 def create_app(path: Path) -> FastAPI:
-    """Return the service for the policy file at `path`, which may come later."""
+    """Return the service for the policy file at `path`, which may be created later."""
     app = FastAPI(title="Espalier policy server", docs_url=None, redoc_url=None, openapi_url=None)
     served, evaluating = Served(path), threading.Lock()
 
@@ -73,7 +73,7 @@ def create_app(path: Path) -> FastAPI:
 
     @app.post("/v1/decision")
     async def post_decision(request: Request) -> JSONResponse:
-        """Say who should have what."""
+        """Return the allocation decision."""
         body = bytearray()
         async for piece in request.stream():
             body += piece
@@ -83,7 +83,7 @@ def create_app(path: Path) -> FastAPI:
 
     @app.get("/v1/policy")
     def get_policy() -> JSONResponse:
-        """Describe the policy, and where it comes from."""
+        """Describe the policy, and its origin."""
         try:
             with evaluating:
                 file = served.current()
@@ -93,7 +93,7 @@ def create_app(path: Path) -> FastAPI:
 
     @app.get("/healthz")
     def get_healthz() -> dict[str, Any]:
-        """Say that the process answers."""
+        """Liveness probe."""
         return {"status": "ok"}
 
     return app

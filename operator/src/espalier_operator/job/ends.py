@@ -106,7 +106,7 @@ def judge(state: JobState, seen: Observation, index: int, terms: JobTerms, now: 
 def blaming_node(state: JobState, worker: WorkerStart, message: str, now: float, timing: Timing) -> JobState:
     """Return the state after the end of a worker: its node is blamed if it refused or ended it, or it failed at start.
 
-    The node is not blamed where the worker exceeded its own limits, or was ended by somebody else.
+    The node is not blamed where the worker exceeded its own limits, or was ended from outside.
     """
     end = worker.end
     if end is None or worker.node is None:

@@ -112,7 +112,7 @@ class Observation:
 
     @property
     def leader_is_silent(self) -> bool:
-        """Whether nobody knows if the leader's process runs: its node does not report."""
+        """Whether the leader's process may run unseen, as its node does not report."""
         return self.leader_runs and self.leader is not None and self.leader.silent
 
     @property
@@ -209,7 +209,7 @@ class JobState(JobRecord):
     incomplete: bool = field(default=False, compare=False)
     """It has not trained since it was admitted, and one of its base workers does not run: its budgets stand still."""
     stopped_itself: bool = False
-    """A leader ended as if stopped, though nobody stopped it: from now on start-ups count towards the budget."""
+    """A leader ended as if stopped, without a request: from now on start-ups count towards the budget."""
 
     @property
     def essence(self) -> JobState:

@@ -55,7 +55,7 @@ def after(state: JobState, action: Action, terms: JobTerms, now: float, timing: 
                 promised_until=now + timing.promise,
             )
         case NoticeReclaim() if state.announced(terms) <= action.extra:
-            # Nobody uses them yet, so nobody needs notice.
+            # They are not in use yet, so no notice is needed.
             if state.extra <= action.extra:
                 return state
             promised_until = state.promised_until if action.extra else None

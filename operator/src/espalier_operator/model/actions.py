@@ -32,10 +32,10 @@ class Admit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestNodes(Admit):
-    """Make the pods of the job's base workers: an autoscaler adds nodes for those that find none."""
+    """Create the pods of the job's base workers, for which an autoscaler adds nodes."""
 
     node_group: str
-    """Group to which these nodes are to be added."""
+    """Node group to which these nodes should be added."""
     nodes_by: float
     """Time until which the job waits for them."""
     reason: Reason = Reason.NODES_REQUESTED

@@ -211,7 +211,7 @@ class JobRecord:
     down_since: float | None = field(default=None, compare=False)
     """Time since which it has no running leader though it has trained and goes on; None while it has one."""
     node_group: str = ""
-    """The group of nodes to which some are to be added for it; empty once all its base workers have a node."""
+    """The node group to which nodes should be added for it; empty once all its base workers have a node."""
     nodes_by: float | None = None
     """Time until which it waits for these nodes."""
     hold_until: float | None = None
@@ -261,7 +261,7 @@ class JobFacts(JobRecord):
     if_forced: Ended | None = None
     """Its outcome if its trainer must be ended by force; None where the trainer does not report, or has stopped."""
     external: ExternalAdmission | None = None
-    """What the system has decided that has its quota; None: our queues have it."""
+    """The decision of the system that has its quota; None: our queues have it."""
     finished: bool = False
     """Its outcome is recorded; only its remaining workers still matter."""
     recent_use: float = 0.0

@@ -104,7 +104,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """Nodes of one kind, of which an autoscaler adds some when pods wait: capacity that may come."""
+    """Nodes of one kind that an autoscaler adds when pods wait: capacity that may come."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", alias_generator=to_camel, validate_by_name=True
@@ -112,24 +112,24 @@ class NodeGroup:
 
     name: str
     labels: Annotated[Mapping[str, str], Field(min_length=1)] = field(hash=False)
-    """Labels that its nodes have, and no others; the autoscaler knows them before there is a node."""
+    """Labels of its nodes, and of no others, which the autoscaler knows before a node exists."""
     gpus: Annotated[int, Field(gt=0)]
     """GPUs of a node."""
     max_nodes: Annotated[int, Field(ge=0)]
-    """The most nodes that it may have."""
+    """Maximum number of its nodes."""
     gpu_type: str = ""
     """The type of these GPUs."""
     taints: tuple[Taint, ...] = ()
 
     @property
     def node(self) -> Node:
-        """A node as it would come."""
+        """A node as it would be added."""
         return Node(
             name=self.name, gpu_type=self.gpu_type, allocatable=self.gpus, labels=self.labels, taints=self.taints
         )
 
     def has(self, node: Node) -> bool:
-        """Return whether `node` is one of them."""
+        """Return whether `node` is in the group."""
         return self.labels.items() <= node.labels.items()
 
 

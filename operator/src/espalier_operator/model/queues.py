@@ -67,35 +67,35 @@ class Claim:
 
 
 class Admission(Protocol):
-    """Who has the quotas, and decides by them whether a job may have base GPUs; the planner decides which."""
+    """The owner of quotas, which decides whether a job may have base GPUs; the planner decides which ones."""
 
     def refusal(self, claim: Claim) -> Reason | None:
-        """Return why a job that waits may not have them; None: it may, as soon as there are GPUs and quota."""
+        """Return the reason for which a waiting job may not have them; None: it may, once there are GPUs and quota."""
 
     def withdrawal(self, claim: Claim) -> Reason | None:
-        """Return why a job that has them must give them back, with notice; None: it keeps them."""
+        """Return the reason for which a job must give them back, with notice; None: it keeps them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalAdmission:
-    """An `Admission` by another system, as it has decided about one job."""
+    """An `Admission` with the decision of another system about one job."""
 
     admitted: bool = False
     withdrawn: bool = False
-    """It has taken back what it had admitted. While it says nothing, a job that runs keeps what it has."""
+    """It has taken its admission back. Without a decision, a running job keeps its GPUs."""
     message: str = ""
-    """Its own words."""
+    """The system's own message."""
     extra: int | None = None
-    """Extra workers that it has admitted; None: they are not its business."""
+    """Number of extra workers that it has admitted; None: it does not manage them."""
     extra_withdrawn: int = 0
-    """Extra workers of which it has taken that back."""
+    """Number of extra workers whose admission it has taken back."""
 
     def refusal(self, claim: Claim) -> Reason | None:
-        """Return that it has not admitted the job, or is about to take that back."""
+        """Return a reason if the job is not admitted."""
         return None if self.admitted else Reason.WAITING_FOR_KUEUE
 
     def withdrawal(self, claim: Claim) -> Reason | None:
-        """Return that it has taken back what it had admitted."""
+        """Return a reason if the admission was taken back."""
         return Reason.EVICTED_BY_KUEUE if self.withdrawn else None
 
 

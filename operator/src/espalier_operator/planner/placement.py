@@ -167,7 +167,7 @@ class Avoidance:
         workers, and without barred ones only.
         """
         levels = self._own.get(job.key, (job.terms.constraints,))
-        if role is WorkerRole.EXTRA and self._unneeded:  # they would keep nodes that nobody needs
+        if role is WorkerRole.EXTRA and self._unneeded:  # they would keep unneeded nodes
             return tuple(_without(level, self._unneeded) for level in levels)
         return levels
 

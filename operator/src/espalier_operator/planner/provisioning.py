@@ -1,9 +1,9 @@
-"""Capacity that may come: which waiting jobs make their demand visible to an autoscaler, and for how long. Pure.
+"""Capacity that may come: waiting jobs whose demand is made visible to an autoscaler, for a limited time. Pure.
 
-Cluster-autoscaler and Karpenter add nodes for pods that kube-scheduler finds none for. A job that does not fit now, not
-on lent GPUs either, and would on the nodes that a group may still add, is granted its base workers there
-(`RequestNodes`): their pods are made, ask for the labels of the group, and wait. They hold what is free in the group,
-and nobody gives anything back for them. Extra workers never ask for nodes.
+Cluster-autoscaler and Karpenter add nodes for pods for which kube-scheduler finds none. A job that does not fit now,
+even on lent GPUs, but would on the nodes that a group may still add, is granted its base workers there
+(`RequestNodes`): their pods are created, require the labels of the group, and wait. They hold free GPUs of the group,
+and nothing is reclaimed for them. Extra workers never request nodes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from espalier_operator.planner.cycle import PlanningCycle
 
 
 class NodeRequests:
-    """The nodes that the jobs of one cycle ask for."""
+    """The nodes requested for the jobs of one cycle."""
 
     def __init__(self, cycle: PlanningCycle) -> None:
-        """Count what each group may still add: its limit less the nodes that are there or asked for."""
+        """Count the nodes that each group may still add: its limit less existing and requested nodes."""
         self._cycle, self._record = cycle, cycle.record
         self._groups = {group.name: group for group in cycle.rules.node_groups}
         staying = [node for node in cycle.snapshot.nodes if not node.is_leaving] if self._groups else []
@@ -33,7 +33,7 @@ class NodeRequests:
                 self._left[group.name] -= math.ceil(missing * job.terms.gpus_per_worker / group.gpus)
 
     def could_hold(self, job: JobFacts) -> bool:
-        """Return whether some group could hold all base workers of a job, if it had all its nodes."""
+        """Return whether a group with all its nodes could hold all base workers of a job."""
         workers = job.terms.min_replicas
         return any(
             job.terms.admit(group.node) and _nodes_for(job, group, workers) <= group.max_nodes
@@ -41,7 +41,7 @@ class NodeRequests:
         )
 
     def request(self, job: JobFacts) -> None:
-        """Grant a job that was refused GPUs its base workers on nodes that may come, if these are enough."""
+        """Grant a refused job its base workers on nodes that may come, if these are enough."""
         terms, ledger, namespaces = job.terms, self._cycle.ledger, self._cycle.namespaces
         if not terms.gpus_per_worker or namespaces.is_closed(job) or not namespaces.fits(job, terms.min_replicas):
             return
@@ -65,7 +65,7 @@ class NodeRequests:
             return
 
     def wait(self, job: JobFacts, nodes_by: float) -> None:
-        """Keep what is free in its group for a job whose nodes are to come by `nodes_by`; then let it wait again."""
+        """Keep the free GPUs of its group for a job that waits for nodes until `nodes_by`; requeue it after that."""
         bound, group = self._cycle.worker_index.bound[job.key], self._groups.get(job.node_group)
         missing = [index for index in job.base_indexes if index not in bound]
         if missing and self._cycle.now >= nodes_by:
@@ -78,7 +78,7 @@ class NodeRequests:
             self._hold(job, group, len(missing))
 
     def _hold(self, job: JobFacts, group: NodeGroup, workers: int) -> int:
-        """Hold the free GPUs of the nodes of `group` for up to `workers`; return for how many."""
+        """Hold free GPUs on the nodes of `group` for up to `workers`; return the number of workers served."""
         node_pools = self._cycle.places.node_pools(group.gpu_type, job.terms.constraints)
         held, gpus, capacity = 0, job.terms.gpus_per_worker, self._cycle.capacity
         for node in self._nodes[group.name]:
@@ -88,6 +88,6 @@ class NodeRequests:
 
 
 def _nodes_for(job: JobFacts, group: NodeGroup, workers: int) -> float:
-    """Return how many nodes of `group` hold that many workers of a job."""
+    """Return the number of nodes of `group` for this many workers of a job."""
     each = group.gpus // job.terms.gpus_per_worker if job.terms.gpus_per_worker else 0
     return math.ceil(workers / each) if each else math.inf

@@ -234,10 +234,10 @@ def _predecessor_lives(pods: JobPods, index: int) -> bool:
 def _extra_to_end(
     job: KubeJob, state: JobState, pods: JobPods, placement: Placement, now: float, timing: Timing
 ) -> Iterator[Step]:
-    """End extra workers that the job is not to have, those that will not be bound, and those that cannot start."""
+    """End extra workers beyond the grant, and extra workers that will not be bound or cannot start."""
     for pod in pods.extra[state.extra :]:
         yield DeletePod(pod=pod)
-    # Once the promise is over nothing holds their place any more; the planner then sees that they never came.
+    # After the promise nothing holds their place, and the planner sees that they never came.
     over = state.promised_until is not None and now >= state.promised_until
     for pod in pods.extra[: state.extra]:
         if pod.node is None:

@@ -80,6 +80,16 @@ class Kueue:
         if self.holds(key, "QuotaReserved"):
             self.say(key, "Evicted", True, "The workload is deactivated", "Deactivated")
 
+    def activate(self) -> None:
+        """Set `spec.active` of all Workloads to true."""
+        for key, workload in list(self._world.workloads.items()):
+            self._world.workloads[key] = {**workload, "spec": {**workload["spec"], "active": True}}
+
+    def is_pending(self, key: str) -> bool:
+        """Return whether it was said of a Workload that it has no quota."""
+        conditions = self._world.workloads[key].get("status", {}).get("conditions", ())
+        return any(each["type"] == "QuotaReserved" and each["status"] == "False" for each in conditions)
+
     def say(self, key: str, kind: str, holds: bool, message: str, reason: str) -> None:
         """Set a condition of a Workload."""
         workload = self._world.workloads[key]

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import sweeps
 from espalier_core.k8s.errors import Status
 from espalier_core.types.reasons import Reason
 from espalier_core.types.status import Condition, ConditionType, JobPhase, JobStatus, parse_status
@@ -20,7 +21,7 @@ from espalier_operator.kube.objects.kueue import boost_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Rules
 from espalier_operator.policies.fair import FairPolicy
-from operator_world.kube_api import is_over
+from operator_world.kube_api import is_over, owner_of
 from operator_world.kube_objects import GPU, Raw, template
 from operator_world.kube_operator import LiveOperator
 from operator_world.kubernetes import Kubernetes
@@ -414,3 +415,87 @@ def test_a_job_that_loses_its_label_is_kueues_until_it_waits(life: Life) -> None
     life.until(lambda: not life.world.workloads)
     life.until(life.runs)
     assert life.status().restarts + life.status().preemptions == 0
+
+
+EVENTS = (
+    "submit",
+    "evict",
+    "delete",
+    "deactivate",
+    "activate",
+    "away",
+    "back",
+    "kill",
+    "suspend",
+    "resume",
+    "stranger",
+)
+
+
+@settings(max_examples=sweeps.examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 9), st.integers(0, 12)), max_size=12), st.booleans())
+def test_whatever_kueue_does_no_pod_has_gpus_against_its_word_and_in_peace_all_run(
+    events: list[tuple[str, int, int]], extras: bool
+) -> None:
+    with asyncio.Runner() as runner:
+        life = Life(runner, replace(SETTINGS, kueue_extra_workers=extras))
+        life.world.add_node("node", gpus=4)
+        life.kueue.add_flavor("any", gpus=3)
+
+        def creating(manifest: Mapping[str, Any]) -> None:
+            if manifest["kind"] == "Pod" and "-base-" in manifest["metadata"]["name"]:
+                owner = manifest["metadata"]["ownerReferences"][0]["uid"]
+                own = [key for key in life.world.workloads if key.endswith(f"-base-{owner}")]
+                assert not any(is_refused(life.kueue, key) for key in own)
+
+        def no_quota_is_used_that_was_given_back() -> None:
+            for pod in life.world.pods.values():
+                owner = owner_of(pod)
+                own = [key for key in life.world.workloads if key.endswith(f"-base-{owner}")]
+                if is_over(pod) or "-base-" not in pod["metadata"]["name"] or not own:
+                    continue
+                job = next((each for each in life.world.jobs.values() if each["metadata"]["uid"] == owner), {})
+                ends = job["status"]["scheduling"].get("stopping") or "deletionTimestamp" in pod["metadata"]
+                assert ends or not life.kueue.is_pending(own[0])
+
+        life.operator.client.on_create = creating
+        life.on_step = no_quota_is_used_that_was_given_back
+        life.submit("job0", maxReplicas=2)
+        for number, (event, which, seconds) in enumerate(events):
+            workloads, jobs = sorted(life.world.workloads), sorted(life.world.jobs)
+            workload = workloads[which % len(workloads)] if workloads else None
+            match event:
+                case "submit" if len(jobs) < 3:
+                    life.submit(f"job{number + 1}", maxReplicas=1 + which % 3)
+                case "evict" if workload and life.kueue.holds(workload, "QuotaReserved"):
+                    life.kueue.evict(workload)
+                case "delete" if workload:
+                    life.world.delete_workload(workload)
+                case "deactivate" if workload:
+                    life.kueue.deactivate(workload)
+                case "activate":
+                    life.kueue.activate()
+                case "away" | "back":
+                    life.kueue.away = event == "away"
+                case "kill":
+                    life.restart_operator()
+                    life.operator.client.on_create = creating
+                case "suspend" | "resume":
+                    life.world.change_spec(jobs[which % len(jobs)], suspend=event == "suspend")
+                case "stranger":
+                    life.kueue.add_stranger(f"stranger{number}", priority=which - 5)
+            life.live(seconds)
+        life.kueue.away = False
+        life.kueue.quota["any"] = 99
+        for key in life.world.jobs:
+            life.world.change_spec(key, suspend=False)
+        for _ in range(6):
+            life.kueue.activate()
+            life.live(10)
+        life.until(lambda: all(life.runs(key.removeprefix("ns/")) for key in life.world.jobs), 600)
+        life.operator.close()
+
+
+def is_refused(kueue: Kueue, key: str) -> bool:
+    """Return whether Kueue has said that a Workload may not have its quota."""
+    return kueue.is_pending(key) or kueue.holds(key, "Evicted")

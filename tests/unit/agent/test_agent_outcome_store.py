@@ -271,7 +271,7 @@ def test_a_damaged_database_is_set_aside_and_a_new_one_begun(
     assert store.report(outcome("second")).result(PATIENCE) == 1
     (aside,) = path.parent.glob("outcomes.db.damaged-*[0-9]")
     assert aside.read_bytes() == content
-    assert f"is damaged; it is now {aside.name}" in caplog.text
+    assert f"is damaged; renamed it to {aside.name}" in caplog.text
     assert reported(path) == {"second"}
     assert lost == {"Damaged": 1}
 

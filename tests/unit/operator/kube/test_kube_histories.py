@@ -105,7 +105,7 @@ def test_one_gpu_too_many_on_each_node_breaks_clause_1(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("whole", "name", "words", "first"),
-    [(QueueUsage, "allows", "holds", 0), (NamespaceLedger, "fits", "a ResourceQuota refuses", 1)],
+    [(QueueUsage, "allows", "holds", 0), (NamespaceLedger, "fits", "a ResourceQuota refuses", 3)],
 )
 def test_a_quota_that_is_not_looked_at_breaks_clause_2(
     whole: type, name: str, words: str, first: int, monkeypatch: pytest.MonkeyPatch

@@ -40,7 +40,7 @@ from dataclasses import dataclass, replace
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import Plan
 from espalier_operator.model.queues import QueueUsage
-from espalier_operator.planner.admission import Admission
+from espalier_operator.planner.admission import AdmissionStep
 from espalier_operator.planner.claims import Claims
 from espalier_operator.planner.cycle import OpenJobs, PlanningCycle
 from espalier_operator.planner.lending import Lending
@@ -92,7 +92,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
 
     # 7. Admit waiting jobs in order: on free GPUs, on reclaimed ones, or on GPUs of jobs that yield. A job that must
     # wait reserves GPUs; later ones are backfilled.
-    Admission(cycle, node_requests).admit()
+    AdmissionStep(cycle, node_requests).admit()
 
     # 8. Keep GPUs for workloads that a queueing system is to admit: nothing is lent that these could have.
     claims.serve_queued()

@@ -18,8 +18,8 @@ from espalier_operator.planner.starting import Starting
 from espalier_operator.reclaim.extra_workers import ExtraWorker
 
 
-class Admission:
-    """The admissions of one cycle."""
+class AdmissionStep:
+    """Step of a plan that admits waiting jobs in turn."""
 
     def __init__(self, cycle: PlanningCycle, node_requests: NodeRequests) -> None:
         self._cycle, self._record, self._node_requests = cycle, cycle.record, node_requests

@@ -24,7 +24,7 @@ _BY_SCHEDULER: Final = (Reason.UNSCHEDULABLE, Reason.VOLUME_UNAVAILABLE)
 
 
 class Claims:
-    """The claims of one cycle."""
+    """Step of a plan that keeps GPUs for workers that are already owed them."""
 
     def __init__(self, cycle: PlanningCycle, node_requests: NodeRequests) -> None:
         self._cycle, self._record, self._node_requests = cycle, cycle.record, node_requests

@@ -17,7 +17,7 @@ from espalier_operator.policies.decisions import Rank
 
 
 class Lending:
-    """The loans of one cycle."""
+    """Step of a plan that lends the GPUs that are left."""
 
     def __init__(self, cycle: PlanningCycle) -> None:
         self._cycle, self._record = cycle, cycle.record

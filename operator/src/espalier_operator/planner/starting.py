@@ -39,7 +39,7 @@ class _Reserved(NamedTuple):
 
 
 class Starting:
-    """The starts of one cycle."""
+    """Starts of waiting jobs in one plan, and the reservations of those that must wait."""
 
     def __init__(self, cycle: PlanningCycle, preemptor: Preemptor) -> None:
         self._cycle, self._record, self._preemptor = cycle, cycle.record, preemptor

@@ -36,7 +36,7 @@ from espalier_operator.model.actions import Refusal
 from espalier_operator.model.constraints import ANYWHERE
 from espalier_operator.model.queues import QueueUsage
 from espalier_operator.planner import lifecycle
-from espalier_operator.planner.admission import Admission
+from espalier_operator.planner.admission import AdmissionStep
 from espalier_operator.planner.claims import Claims
 from espalier_operator.planner.lending import Lending
 from espalier_operator.planner.lifecycle import PlanBuilder
@@ -216,7 +216,7 @@ def test_gpus_that_are_lent_break_clause_5_if_nobody_gets_them_back(stage: Stage
 def test_a_quota_that_is_borrowed_breaks_clause_5_if_its_owner_does_not_get_it_back(
     stage: Stage, broken: Broken
 ) -> None:
-    broken(Admission, "_borrowers", lambda *_: ([], 0))
+    broken(AdmissionStep, "_borrowers", lambda *_: ([], 0))
     stage.world.add_machine("node", 8, 16, {}, [])
     for name in ("default", "night"):
         stage.world.set_queue(name, {"cohort": "all", "quotas": [{"nominal": 2}]})

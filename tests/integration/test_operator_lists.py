@@ -36,7 +36,8 @@ class Lists(KubeClient):
         self, resource: Resource, *given: Any, keep: Any = lambda raw: raw, identities: bool = False, **selectors: Any
     ) -> Any:
         def count(raw: Raw) -> Raw:
-            self.whole[resource.plural] += not identities
+            if not identities:
+                self.whole[resource.plural] += 1
             kept: Raw = keep(raw)
             return kept
 

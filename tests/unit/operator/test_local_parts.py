@@ -14,20 +14,21 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.files.documents import write_text_atomically
-from espalier_core.types.events import Warned
+from espalier_core.types.events import GPUsChanged, Warned
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_core.types.result import read_history
 from espalier_operator.clock import ScaledClock
 from espalier_operator.job.ends import Failure, LeaderPreemption, judge_exit
-from espalier_operator.local import GpuChange, LocalRunError, LocalSettings
+from espalier_operator.local import GpuChange, LocalRun, LocalRunError, LocalSettings
 from espalier_operator.local.files import EventTail, HistoryFile, program_variables
 from espalier_operator.local.process import Process, told_of
 from espalier_operator.local.workers import Gpus, Holder, LeaderProcess, Timeline, cuda_devices
@@ -375,3 +376,36 @@ def test_the_next_change_of_gpus_or_its_notice_is_known():
         timeline.advance(step)
         moments.append(timeline.seconds)
     assert moments == [5, 7, 9]
+
+
+def test_an_arrival_is_recorded_with_the_budget_that_is_used_by_then(tmp_path, job_of):
+    """However long ago the job was looked at last."""
+    now, events = 0.0, []
+    child = SimpleNamespace(pid=1, poll=lambda: None, terminate=lambda grace: None, kill=lambda: None)
+    settings = LocalSettings(
+        directory=tmp_path,
+        agent_command=None,
+        start_up_allowance_wall_seconds=1.0,
+        changes=(GpuChange(at_seconds=4.0, change=1),),
+    )
+    run = LocalRun(
+        [job_of("one", timeBudgetSeconds=60)],
+        settings,
+        lambda _, event: events.append(event),
+        start=lambda *_: child,
+        monotonic=lambda: now,
+    )
+
+    async def until_it_trains_and_then_once() -> float:
+        nonlocal now
+        while not run.view().jobs[0].used_seconds:
+            now += 0.5
+            await run.step()
+        before = run.view().jobs[0].used_seconds
+        now += 8.0
+        await run.step()
+        return before
+
+    before = asyncio.run(until_it_trains_and_then_once())
+    (arrival,) = (event for event in events if isinstance(event, GPUsChanged))
+    assert arrival.used_seconds == before + 8.0

@@ -273,9 +273,11 @@ class LocalRun:
         now = self._clock.now()
         if self._agent is not None:
             self._agent.keep_running()
-        news |= self._move_timeline(now)
+        passed = self._passed(now)
         for job in self._jobs.values():
             news |= job.look(now)
+        news |= self._move_timeline(passed)
+        for job in self._jobs.values():
             if job.state.submitted_at is None and self._timeline.seconds >= self._settings.submit_at.get(job.name, 0.0):
                 job.submit(now)
                 news = True
@@ -286,14 +288,18 @@ class LocalRun:
             self._backend.train_together(job, now)
         return news
 
-    def _move_timeline(self, now: float) -> bool:
-        """Add and remove GPUs by the timeline, which waits while jobs only start up."""
+    def _passed(self, now: float) -> float:
+        """Return the seconds since the last look by the timeline, which waits while jobs only start up."""
         passed = 0.0 if self._read_at is None else now - self._read_at
         self._read_at = now
         open_jobs = [job for job in self._jobs.values() if job.state.submitted_at is not None and not job.finished]
         starting = [job for job in open_jobs if job.state.admitted_at is not None or job.key not in self._reasons]
         if starting and not any(job.leader is Leader.TRAINING for job in starting):
             passed = 0.0
+        return passed
+
+    def _move_timeline(self, passed: float) -> bool:
+        """Add and remove GPUs; return whether the planner must run."""
         due = self._timeline.advance(passed)
         for change in due:
             self.change_gpus(change.change)

@@ -55,6 +55,26 @@ def test_logs_are_read_only_where_the_values_say_so(helm: Helm) -> None:
     assert plain <= read
 
 
+@pytest.mark.parametrize("boosts", [False, True])
+def test_workloads_are_made_and_deleted_only_where_kueue_is_switched_on(helm: Helm, boosts: bool) -> None:
+    """Their status is never written. Kueue's own account may read jobs."""
+    sets = {"kueue.enabled": "true", "kueue.priorityBoost": str(boosts).lower()}
+    plain, rendered = bound_rights(helm.render("namespaced")), helm.render("namespaced", sets=sets)
+    beside = bound_rights(rendered)
+    kinds = ("workloads", "resourceflavors")
+    read = {("kueue.x-k8s.io", kind, verb) for kind in kinds for verb in ("list", "watch")}
+    jobs = {("espalier.dev", "adaptivetrainingjobs", verb) for verb in ("get", "list", "watch")}
+    assert set(beside[None]) - set(plain[None]) - jobs == read
+    verbs = ("create", "delete", "patch") if boosts else ("create", "delete")
+    written = {("kueue.x-k8s.io", "workloads", verb) for verb in verbs}
+    assert set(beside["team-a"]) - set(plain["team-a"]) == written
+    account = one(rendered, "ClusterRoleBinding", "espalier-kueue")["subjects"]
+    assert account == [{"kind": "ServiceAccount", "name": "kueue-controller-manager", "namespace": "kueue-system"}]
+    (operator,) = (each for each in of(rendered, "Deployment") if each["metadata"]["name"].endswith("-operator"))
+    given = operator["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert [each for each in given if "kueue" in each] == ["--kueue", *["--kueue-priority-boost"] * boosts]
+
+
 def test_the_releases_namespace_may_be_looked_after_too(helm: Helm) -> None:
     rendered = helm.render(sets={"watchNamespaces": f'["{SYSTEM}"]'})
     names = [each["metadata"]["name"] for each in of(rendered, "Role")]

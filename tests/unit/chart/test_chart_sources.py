@@ -168,6 +168,7 @@ def test_every_setting_of_the_operator_is_a_value() -> None:
     others = {field.name for field in fields(KubeSettings)} - seconds
     assert others == {
         *("gpu_resource", "other_gpu_resources", "gpu_type_label", "rack_label", "tolerated_taints", "trainer_image"),
+        *("kueue", "kueue_extra_workers", "kueue_priority_boost"),
         *(
             "image_pull_policy",
             "trainer_user",

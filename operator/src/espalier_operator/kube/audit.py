@@ -80,12 +80,12 @@ class AuditLog:
         self._bytes += len(packed)
         actions = [{"action": type(action).__name__, **asdict(action)} for action in plan.actions]
         entry = {"at": snapshot.taken_at, "snapshot": file.name, "fallback": plan.fallback or None, "actions": actions}
-        line = json.dumps(entry)
+        line = f"{json.dumps(entry)}\n"
         lines = self._folder / DECISIONS
-        if lines.exists() and lines.stat().st_size > self._limit / _LINES_PART:
+        if lines.exists() and lines.stat().st_size + len(line) > self._limit / _LINES_PART:
             lines.replace(self._folder / EARLIER)
         with lines.open("a", encoding="utf-8") as log:
-            log.write(f"{line}\n")
+            log.write(line)
         self._remove_oldest(self._snapshots)
 
     def _remove_oldest(self, snapshots: deque[tuple[Path, int]]) -> None:

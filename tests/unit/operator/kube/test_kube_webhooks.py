@@ -50,7 +50,7 @@ def _puts(place: str, **fields: Any) -> Change:
 
 
 def _container(at: int, container: Raw) -> Change:
-    return lambda pod: pod["spec"]["containers"].insert(at, container)
+    return lambda pod: pod["spec"]["containers"].insert(at, dict(container))  # other changes may change it
 
 
 def _drops(place: str, field: str) -> Change:
@@ -79,7 +79,7 @@ CHANGES: dict[str, Change] = {
     "bound": _puts("spec", nodeName="b"),
     "restarts": _puts("spec", restartPolicy="Always", terminationGracePeriodSeconds=0),
 }
-NO_PLACE = {"elsewhere", "five GPUs"}
+NO_PLACE = {"elsewhere"}
 """Changes after which a pod is bound to no node."""
 
 
@@ -99,6 +99,8 @@ class World(Kubernetes):
             for name in next(self._changes, ()):
                 event(name)
                 CHANGES[name](pod)
+            if node_of(pod):  # the API server takes no pod that is bound and gated
+                pod["spec"].pop("schedulingGates", None)
             self.held[f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"] = self.now + self._opens_after
         super().create(pod)
 
@@ -124,7 +126,7 @@ class Life:
         self.unplaced = any(NO_PLACE & {*each} for each in changes)
         """Some of its pods may fit nowhere, and that is the reason to tell."""
         for name in ("a", "b"):
-            self.world.add_node(name, 4)
+            self.world.add_node(name, 16)  # room for both pods, whatever was added to them
         self.world.tempers["ns/job"] = Temper(silent=True, lasts=1e9)
         self.world.create_job("job", SPEC)
         self.operator = LiveOperator(self.world, FairPolicy(), SETTINGS, Rules(), runner, KINDS)

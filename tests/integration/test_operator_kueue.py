@@ -98,13 +98,14 @@ def test_jobs_run_on_while_kueue_is_away(world: World, kueue: KueueProcess) -> N
 
 
 def test_lent_gpus_are_given_back_for_workloads_of_others_that_wait(world: World, kueue: KueueProcess) -> None:
-    """Kueue itself would not preempt anybody."""
+    """Extra workers that hold quota, too; Kueue itself would not preempt anybody."""
     kueue.make_flavor()
-    kueue.make_queue(world.namespace, 2)
+    kueue.make_queue(world.namespace, 3)
     world.kubelet.add_node("node", 3)
-    world.operate(kueue=True)
+    world.operate(kueue=True, kueue_extra_workers=True)
     make(world, "job", maxReplicas=3, preemption=EVICTED)
-    world.until_lent("job")
-    kueue.make_workload(world.namespace, "holds", gpus=1)
+    world.until("both are lent", lambda: world.jobs.status("job").get("scheduling", {}).get("extra", 0) == 2)
     kueue.make_workload(world.namespace, "stranger", gpus=2)
     world.until("it has given them back", lambda: world.jobs.status("job")["scheduling"].get("extra", 0) == 0)
+    has = lambda: kueue.condition(world.namespace, "stranger", "Admitted").get("status") == "True"  # noqa: E731
+    world.until("Kueue admits it", has)

@@ -282,18 +282,24 @@ def test_a_job_that_asks_for_more_asks_kueue_again(life: Life) -> None:
     life.until(lambda: life.runs() and len(life.pods()) == 3)
 
 
+_NO_PLACE = 'couldn\'t assign flavors to pod set main: topology "default" allows to fit only 1 out of 2 pod(s)'
+
+
 def test_lent_gpus_are_given_back_for_a_workload_that_waits(life: Life) -> None:
     """Of all its pods, or of none: where it could not run anyway, GPUs stay lent. And none are lent as it waits."""
     life.world.add_node("node", gpus=3)
     life.kueue.add_flavor("any", gpus=1)
     life.submit(maxReplicas=3)
     life.until(lambda: life.runs() and life.status().scheduling.extra == 2)
+    life.kueue.away = True  # its topology-aware scheduling is not simulated
     too_large = life.kueue.add_stranger("large", count=3)
+    life.kueue.say(too_large, "QuotaReserved", False, _NO_PLACE, "Pending")
     life.live(20)
     assert life.status().scheduling.extra == 2
     life.world.delete_workload(too_large)
 
     waits = life.kueue.add_stranger("waits", count=2)
+    life.kueue.say(waits, "QuotaReserved", False, _NO_PLACE, "Pending")
     life.until(lambda: life.status().scheduling.extra == 0)
     assert life.status().preemptions == 0, "with notice"
     life.live(20)
@@ -307,10 +313,11 @@ def test_lent_gpus_are_given_back_for_a_workload_that_waits(life: Life) -> None:
     [
         ("Inadmissible", "LocalQueue queue doesn't exist", True),
         ("Pending", "insufficient quota: request (9) > maximum capacity (4)", True),
+        ("Pending", "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu", True),
         ("Pending", "", False),
     ],
 )
-def test_nothing_is_given_back_for_a_workload_that_is_never_admitted(
+def test_nothing_is_given_back_for_a_workload_that_would_not_be_admitted_by_it(
     life: Life, reason: str, message: str, active: bool
 ) -> None:
     life.world.add_node("node", gpus=2)

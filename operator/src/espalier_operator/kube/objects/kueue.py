@@ -42,6 +42,9 @@ _SCHEDULED: Final = (
 _OF_CONTAINER: Final = ("name", "resources", "restartPolicy")
 _WORDS: Final = ("Finished", "Evicted", "Admitted", "QuotaReserved")
 """Conditions whose messages describe a Workload, in order of preference."""
+_NO_QUOTA: Final = "insufficient unused quota"
+_TOPOLOGY: Final = "topology"
+"""Parts of Kueue's messages on what a Workload lacks."""
 _HOPELESS: Final = "> maximum capacity"
 """Part of Kueue's message on a request that its queue's quotas could never meet."""
 
@@ -137,8 +140,22 @@ def parse_workload(raw: Raw, settings: KubeSettings) -> Workload | None:
         updates=tuple(
             update for check in entries(status, "admissionChecks") for update in entries(check, "podSetUpdates")
         ),
-        waits=tuple(_waiting(raw, settings)) if pending and extra is None else (),
+        waits=tuple(_waiting(raw, settings)) if pending and extra is None and _needs_gpus(found, settings) else (),
     )
+
+
+def _needs_gpus(found: Mapping[str, Raw], settings: KubeSettings) -> bool:
+    """Return whether GPUs of extra workers may be what Kueue misses for a Workload.
+
+    Extra workers outside of its quotas do not use these up: where only a quota is short, GPUs taken from them would be
+    idle until that is raised. Topology-aware scheduling counts their pods.
+    """
+    reserved = found.get("QuotaReserved")
+    if reserved is None:
+        return False  # Kueue has not looked at it
+    said = text(reserved, "message")
+    lacks_quota = text(reserved, "status") != "True" and _NO_QUOTA in said and _TOPOLOGY not in said
+    return settings.kueue_extra_workers or not lacks_quota
 
 
 def _message(status: Raw, found: Mapping[str, Raw], *, active: bool) -> str:

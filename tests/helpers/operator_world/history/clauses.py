@@ -204,6 +204,7 @@ class Clauses:
     def woke(self, before: Mapping[str, Any], known: Mapping[str, str]) -> None:
         """Check that a former leader has changed nothing; `before` are the jobs as they were, `known` as for 9."""
         self._completed.woke(before, known, self.checked)
+        self.kept.woke(before)
 
     def was_away(self, seconds: float) -> None:
         """Do not blame the operator for the last `seconds`: nobody was there."""

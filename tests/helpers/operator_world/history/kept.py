@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from espalier_core.types.job import ALLOCATION_ANNOTATION
@@ -37,6 +37,12 @@ class Kept:
     def planned(self, plan: Plan) -> None:
         """Take note of what is decided."""
         self._decisions.update(action.job for action in plan.actions)
+
+    def woke(self, before: Mapping[str, Raw]) -> None:
+        """Pass over what a former leader has written: its successor overwrites it. `before` are jobs as they were."""
+        for key, job in self._world.jobs.items():
+            if before.get(key) is not job:
+                self._checked[job["metadata"]["uid"]] = job
 
     def look(self) -> None:
         """Check each status that is news, and that no job has two leaders."""

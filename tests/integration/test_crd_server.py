@@ -305,6 +305,6 @@ def test_kubectl_explain_says_what_the_models_say(api_server: ApiServer) -> None
     """Descriptions come from docstrings, those of enum members too."""
     api_server.wait_published("espalier.dev/v1alpha1")
     said = api_server.kubectl("explain", "atj.spec.adaptation.mode")
-    assert "How the agent's advice is used." in said
+    assert "The use of the agent's advice." in said
     assert "`DryRun`: Ask the agent and record its advice, but do not change the model." in " ".join(said.split())
     assert "Preemptions do not count" in " ".join(api_server.kubectl("explain", "atj.spec.backoffLimit").split())

@@ -149,6 +149,9 @@ def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: st
             stopping=StandingStop(reason=Reason.SUSPENDED, deadline=moment),
             counted_until=moment,
             budget_end_seconds=12.5,
+            start_seconds=3.5,
+            node_group="large",
+            nodes_by=moment,
             avoided_nodes=(
                 AvoidedNode(
                     node="n", last_time=moment, times=2, message="-", refused=True, elsewhere=True, loan=2**31 - 1

@@ -356,7 +356,7 @@ def test_the_model_of_a_loop_of_the_users_is_loaded_into_its_starting_model(
     assert len(model.state_dict()) > 4
     for folder in (tmp_path, export(tmp_path, tmp_path / "out").folder):
         assert torch.equal(espalier_trainer.load(folder, start())(inputs), model(inputs))
-        with pytest.raises(ExportError, match=r"give it: load\(path, model=\.\.\.\)"):
+        with pytest.raises(ExportError, match=r"it is needed: load\(path, model=\.\.\.\)"):
             espalier_trainer.load(folder)
         with pytest.raises(ExportError, match="was trained from the model Sequential [0-9a-f]+, this one is Linear"):
             espalier_trainer.load(folder, nn.Linear(2, 2))

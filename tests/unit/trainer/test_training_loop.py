@@ -448,7 +448,7 @@ def test_advice_that_takes_the_rest_of_the_budget_neither_grows_nor_trains(digit
     result = Trainer(job, model, digits, Services(scheduler, advisor=advisor)).run()
     (adaptation,) = result.adaptations
     assert adaptation.result is AdaptationResult.FAILED
-    assert "used up" in adaptation.message
+    assert "ran out" in adaptation.message
     assert result.depth_after == result.depth_before
     assert result.steps == 51
     assert result.reason is Reason.BUDGET_EXHAUSTED

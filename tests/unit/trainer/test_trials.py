@@ -161,7 +161,7 @@ def test_advice_not_to_grow_is_not_final_before_a_worker_can_try_a_growth(tried,
         agent_url=url,
         late=True,
     )
-    until(lambda: [event for event in of(place, "Warned") if "asked again" in event.message], place)
+    until(lambda: [event for event in of(place, "Warned") if "is repeated once" in event.message], place)
     assert of(place, "AdaptationFinished") == []
     place.processes.append(place.start(0))
     (began,) = until(lambda: of(place, "TrialsStarted"), place)

@@ -97,7 +97,12 @@ def check(
                 going = {node.name for node in snapshot.nodes if node.departing}
                 there = any(worker.role is WorkerRole.BASE and worker.node in going for worker in live)
                 _demand(there, 4, f"no node of {job.key} is about to go")
+            case Stop() if action.reason is Reason.EVICTION_REQUESTED:
+                _demand(job.terms.base_preemptible and job.stopping is None, 4, f"{job.key} keeps its base GPUs")
+                asked = any(worker.role is WorkerRole.BASE and worker.asked_to_leave for worker in live)
+                _demand(asked, 4, f"nobody asks {job.key} to leave")
             case Requeue() if action.reason in (
+                Reason.EVICTION_REQUESTED,
                 Reason.QUOTA_RECLAIMED,
                 Reason.PREEMPTED_BY_POLICY,
                 Reason.NODE_DEPARTING,

@@ -46,6 +46,7 @@ def test_the_operator_gets_every_setting(helm: Helm) -> None:
     context = main.make_context("espalier-operator", arguments)
     assert settings_of(context.params) == KubeSettings(
         controller_name="example.com/second",
+        eviction_requests=True,
         gpu_resource="amd.com/gpu",
         other_gpu_resources=("nvidia.com/gpu", "nvidia.com/mig-1g.5gb"),
         departing_nodes=("example.com/leaving", "example.com/state=going", "Leaving"),

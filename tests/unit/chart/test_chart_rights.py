@@ -55,6 +55,13 @@ def test_logs_are_read_only_where_the_values_say_so(helm: Helm) -> None:
     assert plain <= read
 
 
+def test_eviction_requests_are_read_only_where_the_values_say_so(helm: Helm) -> None:
+    sets = {"operator.evictionRequests": "true"}
+    plain, read = (bound_rights(helm.render("namespaced", sets=given)) for given in ({}, sets))
+    added = {("lifecycle.k8s.io", "evictionrequests", verb) for verb in ("list", "watch")}
+    assert (set(read["team-a"]) - set(plain["team-a"]), read[None]) == (added, plain[None])
+
+
 @pytest.mark.parametrize("boosts", [False, True])
 def test_workloads_are_made_and_deleted_only_where_kueue_is_switched_on(helm: Helm, boosts: bool) -> None:
     """Their status is never written. Kueue's own account may read jobs."""

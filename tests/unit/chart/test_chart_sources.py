@@ -173,6 +173,7 @@ def test_every_setting_of_the_operator_is_a_value() -> None:
             "image_pull_policy",
             "trainer_user",
             "departing_nodes",
+            "eviction_requests",
             "node_groups",
             "traces_endpoint",
             "worker_network_policies",

@@ -56,6 +56,50 @@ def test_extra_workers_get_notice_a_base_that_allows_it_moves_and_another_stays(
     }
 
 
+STAYS = Node(name="stays", gpu_type="a", allocatable=4)
+
+
+def asked_to_leave(jobs: tuple[JobFacts, ...], *roles: WorkerRole) -> Snapshot:
+    workers = (worker for job in jobs for worker in workers_of(job, "stays"))
+    asked = tuple(replace(each, asked_to_leave=each.role in roles) for each in workers)
+    return Snapshot(taken_at=NOW, nodes=(STAYS,), workers=asked, jobs=jobs)
+
+
+def test_workers_that_are_asked_to_leave_do_so_with_notice() -> None:
+    jobs = (trains("ns/lent", extra=2), trains("ns/moves", base_preemptible=True))
+    found = plan(asked_to_leave(jobs, *WorkerRole), FairPolicy(), NOW)
+    assert set(found.actions) == {
+        NoticeReclaim(job="ns/lent", extra=0, deadline=NOW + 30.0, reason=Reason.EVICTION_REQUESTED),
+        Stop(job="ns/moves", reason=Reason.EVICTION_REQUESTED, deadline=NOW + 30.0),
+    }
+    stopping = replace(
+        jobs[1], leader_running=False, stopping=Stopping(reason=Reason.EVICTION_REQUESTED, deadline=NOW + 30)
+    )
+    again = plan(asked_to_leave((stopping,), WorkerRole.BASE), FairPolicy(), NOW)
+    assert again.actions == (Requeue(job="ns/moves", reason=Reason.EVICTION_REQUESTED),), "it resumes later"
+    seen = asked_to_leave(jobs, *WorkerRole)
+    left = tuple(replace(each, state=WorkerState.TERMINATING) for each in seen.workers if each.job == "ns/moves")
+    left += tuple(workers_of(jobs[1], "stays"))
+    found = plan(replace(seen, workers=left, jobs=jobs[1:]), FairPolicy(), NOW)
+    assert found.actions == (), "the worker that was asked is on its way; the next one is not asked"
+
+
+@given(asked=st.integers(0, 3), base=st.booleans())
+def test_as_many_extra_workers_are_given_back_as_are_asked_and_a_base_that_does_not_allow_it_stays(
+    asked: int, base: bool
+) -> None:
+    """Those that are asked are the last in the order in which extra workers are kept."""
+    seen = asked_to_leave((trains("ns/lent", extra=3),), *[WorkerRole.BASE] * base)
+    workers = (
+        replace(each, asked_to_leave=True) if each.role is WorkerRole.EXTRA and each.index >= 3 - asked else each
+        for each in seen.workers
+    )
+    found = plan(replace(seen, workers=tuple(workers)), FairPolicy(), NOW)
+    kept = [(type(action), action.extra) for action in found.actions if isinstance(action, NoticeReclaim)]
+    assert kept == [(NoticeReclaim, 3 - asked)] * bool(asked)
+    assert len(found.actions) == len(kept)
+
+
 def test_one_with_extra_workers_there_moves_at_once_and_gets_no_notice_before() -> None:
     both = trains("ns/both", extra=1, base_preemptible=True)
     seen = Snapshot(taken_at=NOW, nodes=(GOING,), workers=tuple(workers_of(both, "going")), jobs=(both,))

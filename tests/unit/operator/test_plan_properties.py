@@ -203,6 +203,12 @@ class PlannerMachine(RuleBasedStateMachine):
         self.cluster.foreign(gpus, gpu_type, data.draw(st.sampled_from(self.constraints)))
 
     @precondition(lambda self: self.cluster.workers)
+    @rule(data=st.data(), asked=st.booleans())
+    def worker_is_asked_to_leave(self, data: st.DataObject, asked: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.cluster.workers)))
+        self.cluster.workers[name] = replace(self.cluster.workers[name], asked_to_leave=asked)
+
+    @precondition(lambda self: self.cluster.workers)
     @rule(data=st.data())
     def worker_is_lost(self, data: st.DataObject) -> None:
         self.cluster.lose_worker(data.draw(st.sampled_from(sorted(self.cluster.workers))))

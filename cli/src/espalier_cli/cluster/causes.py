@@ -243,6 +243,7 @@ _PARTICULARS: Final[dict[Reason, Callable[[Case], list[str]]]] = {
     Reason.QUOTA_RECLAIMED: _stopping,
     Reason.PREEMPTED_BY_POLICY: _stopping,
     Reason.NODE_DEPARTING: _stopping,
+    Reason.EVICTION_REQUESTED: _stopping,
     Reason.GPU_BUDGET_EXHAUSTED: _stopping,
     Reason.AGENT_UNAVAILABLE: _agent,
     Reason.ILLEGAL_ADVICE: _agent,

@@ -34,6 +34,7 @@ Command = Callable[..., Any]
 _DECISIVE = (
     *("controller_name", "gpu_resource", "other_gpu_resources", "gpu_type_label", "rack_label", "tolerated_taints"),
     *("departing_nodes", "fair_share_half_life_seconds", "aging_seconds", "kueue", "kueue_extra_workers"),
+    "eviction_requests",
 )
 """The operator's settings that affect a plan, in the form of its command line."""
 

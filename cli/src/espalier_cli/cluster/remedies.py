@@ -107,6 +107,11 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         "it would stay until the node has gone.",
         ("kubectl get nodes", _TOP),
     ),
+    Reason.EVICTION_REQUESTED: Remedy(
+        "No action is needed: an extra worker is given back, and base workers save a checkpoint and resume where GPUs "
+        "are free. With spec.preemption.base: Never they stay.",
+        ("kubectl get evictionrequests -n {namespace}", _TOP),
+    ),
     Reason.PREEMPTED_BY_POLICY: Remedy(
         "No action is needed: it saves a checkpoint, waits for its turn, and resumes. With spec.preemption.base: Never "
         "it would keep its base GPUs.",

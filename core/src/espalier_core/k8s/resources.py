@@ -60,6 +60,8 @@ DEVICE_KINDS: Final = (DEVICE_CLASSES, RESOURCE_SLICES, RESOURCE_CLAIM_TEMPLATES
 """Kinds of dynamic resource allocation, as Kubernetes serves them from 1.34 on."""
 WORKLOADS: Final = Resource("Workload", "kueue.x-k8s.io", "v1beta2", "workloads")
 RESOURCE_FLAVORS: Final = Resource("ResourceFlavor", WORKLOADS.group, WORKLOADS.version, "resourceflavors", False)
+EVICTION_REQUESTS: Final = Resource("EvictionRequest", "lifecycle.k8s.io", "v1alpha1", "evictionrequests")
+"""Kubernetes' requests to end a pod in order (KEP 4563), in its namespace; alpha from 1.37 on."""
 SERVICES: Final = Resource("Service", "", "v1", "services")
 SERVICE_ACCOUNTS: Final = Resource("ServiceAccount", "", "v1", "serviceaccounts")
 ROLES: Final = Resource("Role", "rbac.authorization.k8s.io", "v1", "roles")

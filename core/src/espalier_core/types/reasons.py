@@ -37,6 +37,7 @@ class Reason(StrEnum):
     PREEMPTED_BY_POLICY = "PreemptedByPolicy"
     EVICTED_BY_KUEUE = "EvictedByKueue"
     NODE_DEPARTING = "NodeDeparting"
+    EVICTION_REQUESTED = "EvictionRequested"
     RECLAIM_ACKNOWLEDGED = "ReclaimAcknowledged"
     RECLAIM_FORCED = "ReclaimForced"
     AGENT_UNAVAILABLE = "AgentUnavailable"
@@ -105,6 +106,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.PREEMPTED_BY_POLICY: "the scheduling policy gives its base GPUs to another job; it resumes later",
     Reason.EVICTED_BY_KUEUE: "Kueue takes its quota back; it saves a checkpoint and resumes once Kueue admits it",
     Reason.NODE_DEPARTING: "a node of its base workers is about to go; it saves a checkpoint and resumes elsewhere",
+    Reason.EVICTION_REQUESTED: "an EvictionRequest asks a pod of it to leave",
     Reason.RECLAIM_ACKNOWLEDGED: "it gave the lent GPUs back before the deadline",
     Reason.RECLAIM_FORCED: "it did not give the lent GPUs back in time, so they were taken",
     Reason.AGENT_UNAVAILABLE: "the agent did not answer in time; adaptation.fallback decided",

@@ -88,6 +88,9 @@ class KubeSettings:
     """Signs that a node is about to go: KEY or KEY=VALUE of a taint or label, or the type of a condition that is True.
     Nothing new is placed on such a node, and what runs there moves with notice. `none`: no signs.
     `node.kubernetes.io/unschedulable` stands for nodes that are cordoned."""
+    eviction_requests: bool = False
+    """Take an EvictionRequest (lifecycle.k8s.io, alpha in Kubernetes 1.37) for a worker's pod as a notice: it moves as
+    from a node that is about to go. Needs the right to list and watch evictionrequests."""
     node_groups: tuple[str, ...] = ()
     """Nodes that an autoscaler adds when pods wait, as JSON: {"name": "a100", "labels": {"pool": "a100"}, "gpus": 8,
     "maxNodes": 4, "gpuType": "NVIDIA-A100", "taints": [{"key": "spot", "value": "", "effect": "NoSchedule"}]}. The pods

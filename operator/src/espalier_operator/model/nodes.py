@@ -205,6 +205,8 @@ class Worker:
     new workers, including those of pods that terminate there, and is no reason to reclaim any."""
     broken: bool = False
     """One of its GPUs is known to have failed: where GPUs are lost, broken extra workers are taken first."""
+    asked_to_leave: bool = False
+    """Somebody asks it to leave its node: as an extra worker it is given back, and a base that allows it moves."""
     leaves_at: float | None = None
     """End of the grace period of a terminating worker; None: unknown, taken as imminent."""
     grace_seconds: float = 0.0

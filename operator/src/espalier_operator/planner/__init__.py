@@ -13,7 +13,7 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     allows it is stopped, with notice and not before `minRuntimeSeconds`: where its queue has borrowed its GPUs and a
     job waits for their quota, or where the policy preempts and an earlier job waits for them (`preemption`), or its own
     share is of another type of GPU and there is room for it there, or it has no share and makes that room, or its
-    node is about to go.
+    node is about to go, or an EvictionRequest asks a base worker to leave.
 5.  Every lent GPU has a holder that has reported, trains and may grow; GPUs that it may no longer hold, by its terms
     or by its share, are reclaimed. A GPU is reclaimed by a notice, followed by the holder's acknowledgement or the
     deadline. Only GPUs that no longer exist are released without a notice.
@@ -82,10 +82,11 @@ def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
     cycle = PlanningCycle(snapshot, jobs, workers, record, ledger, limits, kept, now)
     cycle.hold_granted(promises)
 
-    # 5. Reclaim loans on nodes that lose GPUs, and move jobs off nodes that are about to go.
+    # 5. Reclaim loans on nodes that lose GPUs, move jobs off nodes that are about to go, and both where pods are asked.
     node_requests = NodeRequests(cycle)
     claims = Claims(cycle, node_requests)
     claims.leave_departing_gpus()
+    claims.leave_as_asked()
 
     # 6. Find GPUs for base workers that have lost theirs, and for foreign pods. Jobs that find none wait again.
     claims.place()

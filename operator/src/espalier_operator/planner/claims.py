@@ -1,4 +1,4 @@
-"""GPUs for granted workers and foreign pods, and reclaims from nodes that lose GPUs."""
+"""GPUs for granted workers and foreign pods, and reclaims of those that must leave."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Supply
 from espalier_operator.cluster.headroom import ResourceVector
-from espalier_operator.model import JobFacts, WorkerRole
+from espalier_operator.model import JobFacts, WorkerRole, WorkerState
 from espalier_operator.model.actions import Replace, Requeue
 from espalier_operator.model.constraints import Constraints
 from espalier_operator.planner.cycle import PlanningCycle
@@ -61,6 +61,24 @@ class Claims:
                 for held_on in nodes:
                     left[held_on] = left.get(held_on, 0) - job.terms.gpus_per_worker
         cycle.stop(moves, Reason.NODE_DEPARTING)
+
+    def leave_as_asked(self) -> None:
+        """Reclaim the extra workers that are asked to leave, and stop jobs that allow it whose base workers are."""
+        cycle = self._cycle
+        workers = cycle.snapshot.workers
+        asked = [each for each in workers if each.asked_to_leave and each.state is not WorkerState.TERMINATING]
+        cycle.reclaims.leave({each.name for each in asked})
+        bases = {each.job for each in asked if each.role is WorkerRole.BASE}
+        moves = [
+            job
+            for job in (cycle.preemptible() if bases else ())
+            if job.key in bases and job.stopping is None and job.key not in self._record.touched
+        ]
+        cycle.stop(moves, Reason.EVICTION_REQUESTED)
+        for job in moves:
+            holding = cycle.places.base_holding(job)
+            for node in holding.nodes:
+                cycle.capacity.expect(node, holding.each.gpus, holding.each.requests)
 
     def place(self) -> None:
         """Find or reclaim GPUs for base workers of running jobs that lack them, and for foreign pods.

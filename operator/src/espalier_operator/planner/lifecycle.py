@@ -20,6 +20,7 @@ RESUMED_LATER: Final = frozenset(
         Reason.QUOTA_RECLAIMED,
         Reason.PREEMPTED_BY_POLICY,
         Reason.NODE_DEPARTING,
+        Reason.EVICTION_REQUESTED,
         Reason.EVICTED_BY_KUEUE,
     )
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 
 from espalier_core.types.reasons import Reason
@@ -240,9 +240,19 @@ class ReclaimQueue:
                 return
             if not self._reclaim_requests.is_out(extra_worker):
                 gpus -= sum(other.worker.gpus for other in self._above(extra_worker) if other.worker.node == node)
-                for other in self._above(extra_worker):
-                    self._capacity.expect(other.worker.node, other.worker.gpus, other.resources.requests)
-                self._reclaim_requests.ask(extra_worker, Reason.GPU_LOST, by)
+                self._leave(extra_worker, Reason.GPU_LOST, by)
+
+    def leave(self, names: Collection[str]) -> None:
+        """Reclaim the extra workers of these `names`, which are asked to leave."""
+        for line in self._lines.values() if names else ():
+            for extra_worker in line:
+                if extra_worker.worker.name in names and not self._reclaim_requests.is_out(extra_worker):
+                    self._leave(extra_worker, Reason.EVICTION_REQUESTED, None)
+
+    def _leave(self, extra_worker: ExtraWorker, reason: Reason, by: float | None) -> None:
+        for other in self._above(extra_worker):
+            self._capacity.expect(other.worker.node, other.worker.gpus, other.resources.requests)
+        self._reclaim_requests.ask(extra_worker, reason, by)
 
     def lent_in_namespace(self, key: str, lacks: Mapping[str, int]) -> list[ExtraWorker] | None:
         """Return extra workers in the namespace of the job `key` that together request the amounts that it `lacks`.

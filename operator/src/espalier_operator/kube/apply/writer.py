@@ -179,6 +179,10 @@ class JobWriter:
         if goes_on and job.program.is_forbidden:
             remedy = "set rbac.podLogs in the operator's chart, or read spec.program.progress.metrics instead"
             await self._warn_once(job, Reason.LOGS_FORBIDDEN, f"{SENTENCES[Reason.LOGS_FORBIDDEN]}: {remedy}")
+        asked = [pod.name for pod in job.pods.base if pod is not None and pod.asked_to_leave]
+        if goes_on and asked and job.job is not None and not job.job.terms.base_preemptible:
+            how = f"{asked[0]} stays, as spec.preemption.base is not Checkpoint"
+            await self._warn_once(job, Reason.EVICTION_REQUESTED, f"{SENTENCES[Reason.EVICTION_REQUESTED]}; {how}")
 
     async def _warn_once(self, job: ManagedJob, reason: Reason, message: str, same: str | None = None) -> None:
         """Post a warning, unless it repeats the last one of this reason, by `same` or by the message."""

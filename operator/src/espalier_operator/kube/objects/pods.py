@@ -81,6 +81,8 @@ class Pod(PodStatus):
     """Its worker was seen to have ended before it was deleted."""
     gone: bool = False
     """It was deleted after its worker had ended, and is kept until the end is recorded (`PodIndex`)."""
+    asked_to_leave: bool = False
+    """An EvictionRequest asks for its end."""
 
     @property
     def key(self) -> str:
@@ -201,6 +203,21 @@ def _announced(metadata: Raw) -> tuple[int, str | None, float | None, bool] | No
 def _address(status: Raw) -> str:
     own = text(status, "podIP")
     return "" if own == text(status, "hostIP") else own
+
+
+Target = tuple[str, str]
+"""A pod: `namespace/name` and UID."""
+
+
+def parse_eviction_request(raw: Raw) -> Target | None:
+    """Return the pod that an EvictionRequest asks to leave; None where it is withdrawn or over. Never raises."""
+    metadata, spec = mapping(raw, "metadata"), mapping(raw, "spec")
+    over = {text(each, "type") for each in entries(raw, "status", "conditions") if text(each, "status") == "True"}
+    if text(spec, "intent") != "Eviction" or metadata.get("deletionTimestamp") or over & {"Evicted", "Failed"}:
+        return None
+    pod = mapping(spec, "target", "pod")
+    name, uid = text(pod, "name"), text(pod, "uid")
+    return (f"{text(metadata, 'namespace')}/{name}", uid) if name and uid else None
 
 
 @dataclass(frozen=True, slots=True)

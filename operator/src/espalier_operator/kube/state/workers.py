@@ -61,7 +61,7 @@ def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], reach: Unreach
             extra.append(pod)
         else:
             rest.append(pod)
-    extra.sort(key=lambda pod: (pod.broken, pod.index, pod.attempt))
+    extra.sort(key=lambda pod: (pod.broken or pod.asked_to_leave, pod.index, pod.attempt))
     return JobPods(
         base=tuple(base),
         extra=tuple(extra),
@@ -247,6 +247,7 @@ def _worker(pod: Pod, job: str, role: WorkerRole, index: int, *, is_lost: bool) 
         gpus=pod.gpus,
         state=state,
         broken=pod.broken,
+        asked_to_leave=pod.asked_to_leave,
         leaves_at=None if is_lost else pod.leaves_at,
         grace_seconds=pod.grace_seconds,
     )

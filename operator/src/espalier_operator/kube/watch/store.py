@@ -19,7 +19,16 @@ from espalier_operator.kube.objects.kueue import Flavor, Workload, parse_flavor,
 from espalier_operator.kube.objects.limits import parse_quota
 from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.objects.nodes import parse_node
-from espalier_operator.kube.objects.pods import Load, Pod, concerns_gpus, parse_load, parse_pod, worker_of
+from espalier_operator.kube.objects.pods import (
+    Load,
+    Pod,
+    Target,
+    concerns_gpus,
+    parse_eviction_request,
+    parse_load,
+    parse_pod,
+    worker_of,
+)
 from espalier_operator.kube.objects.queues import QueueObject, parse_queue_object
 from espalier_operator.kube.reading import mapping
 from espalier_operator.kube.settings import KubeSettings
@@ -34,11 +43,11 @@ NAMESPACED: Final = (resources.JOBS, resources.CONFIG_MAPS)
 """Kinds that are watched only in the managed namespaces."""
 CLUSTER_WIDE: Final = (resources.NODES, resources.PODS, resources.PRIORITY_CLASSES)
 """Kinds that are watched everywhere, as GPUs have no namespace."""
-_LIMITING: Final = (resources.RESOURCE_QUOTAS, resources.LIMIT_RANGES, resources.CLAIMS)
+_LIMITING: Final = (resources.RESOURCE_QUOTAS, resources.LIMIT_RANGES, resources.CLAIMS, resources.EVICTION_REQUESTS)
 """Optional kinds that are watched only in the managed namespaces."""
 OF_KUEUE: Final = (resources.RESOURCE_FLAVORS, resources.WORKLOADS)
 CONSTRAINING: Final = (*_LIMITING, resources.VOLUMES, *resources.DEVICE_KINDS, *OF_KUEUE)
-"""Kinds that limit where and how many workers fit. Without the right to read them, refusals are left to
+"""Kinds that limit where, how many and how long workers fit. Without the right to read them, refusals are left to
 kube-scheduler and the API server."""
 
 
@@ -75,6 +84,11 @@ class Store:
             lambda raw, _: parse_workload(raw, self._settings), self._workload_changed
         )
         """Kueue's Workloads that claim a job as their owner, and foreign ones that wait."""
+        self.eviction_requests: Indexer[Target] = Indexer(
+            lambda raw, _: parse_eviction_request(raw), self._eviction_changed
+        )
+        self._evictions_of = defaultdict[Target, set[str]](set)
+        """Keys of the EvictionRequests of each pod."""
         self._workloads_of = defaultdict[JobRef, set[str]](set)
         self.devices = Devices(
             settings, self._devices_changed, self._see_claims, lambda template: self.inputs.template_changed(template)
@@ -95,6 +109,7 @@ class Store:
             resources.VOLUMES: self.inputs.volumes,
             resources.RESOURCE_FLAVORS: self.flavors,
             resources.WORKLOADS: self.workloads,
+            resources.EVICTION_REQUESTS: self.eviction_requests,
             **self.devices.indexers,
         }
         self._reach = NodeHealth()
@@ -250,6 +265,8 @@ class Store:
         if before is not None and before.uid == pod.uid and before.done:
             by_itself = before.exit_code is not None and not (before.deleting or before.disrupted)
             pod = replace(pod, ended_first=before.ended_first or by_itself)
+        if pod.owner is not None and (pod.key, pod.uid) in self._evictions_of:
+            pod = replace(pod, asked_to_leave=True)
         return pod if pod.owner is not None or (pod.gpus and not pod.ended) else None
 
     # ---- consequences of changes
@@ -338,6 +355,16 @@ class Store:
         if (before and before.waits) != (after and after.waits):
             self._announce()
 
+    def _eviction_changed(self, key: str, before: Target | None, after: Target | None) -> None:
+        if before is not None:
+            discard(self._evictions_of, before, key)
+        if after is not None:
+            self._evictions_of[after].add(key)
+        for target in filter(None, (before, after)):
+            pod = self.pods.get(target[0])
+            if pod is not None and pod.owner is not None and pod.uid == target[1]:
+                self.pods.change(pod.key, replace(pod, asked_to_leave=target in self._evictions_of))
+
     def _flavor_changed(self, key: str, before: Flavor | None, after: Flavor | None) -> None:
         if before != after:
             for workload in self.workloads.values():
@@ -373,9 +400,10 @@ def optional_kinds(settings: KubeSettings) -> tuple[tuple[Resource, bool], ...]:
 
     An installation by an earlier chart may lack the kinds, or the rights to read them. Each is watched by itself. The
     kinds of dynamic resource allocation, which many clusters lack, are watched only if the settings name a DeviceClass,
-    Kueue's only if the settings enable it.
+    Kueue's and EvictionRequests only if the settings enable them.
     """
     kinds = (resources.QUEUES, *CONSTRAINING)
     left_out = {*(() if settings.device_classes else resources.DEVICE_KINDS), *(() if settings.kueue else OF_KUEUE)}
+    left_out |= set() if settings.eviction_requests else {resources.EVICTION_REQUESTS}
     watched = (kind for kind in kinds if kind not in left_out)
     return tuple((kind, kind in _LIMITING) for kind in watched)

@@ -210,7 +210,7 @@ def test_a_default_queue_holds_the_pods_of_a_job_without_the_label(space: Space,
     wait_for("it says so", lambda: space.condition("held", "Running").get("reason") == "SchedulingGated")
     assert "kueue.x-k8s.io/admission" in space.condition("held", "Running")["message"]
     wait_for("one is let through", lambda: sum(pod["status"]["phase"] == "Running" for pod in space.pods("held")) == 1)
-    assert not space.holds("held", "Running")
+    assert space.condition("held", "Running")["status"] == "False"
     assert not space.status("held").get("timeBudget", {}).get("usedSeconds")
     path = "/spec/resourceGroups/0/flavors/0/resources/0/nominalQuota"
     patch = json.dumps([{"op": "replace", "path": path, "value": 2}])

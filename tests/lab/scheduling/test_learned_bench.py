@@ -68,7 +68,7 @@ def test_a_policy_is_learnt_and_compared_with_rules(tmp_path: Path) -> None:
     [
         (("evaluate", "away"), "away: cannot be read"),
         (("evaluate", "drf", "--nodes", "0"), "--nodes: '0' is not one or several numbers"),
-        (("learn", "--output", "here", "--without-type", "magic"), "--without-type: 'magic' is none"),
+        (("learn", "--output", "here", "--without-type", "magic"), "--without-type: unknown type 'magic'"),
         (
             ("learn", "--output", "here", *QUICK, "--nodes", ",".join(map(str, range(10, 27)))),
             "--nodes: 17 sizes, where 16 clusters are learnt on at a time; name at most 16",

@@ -29,8 +29,8 @@ class NodeRequests:
         for job in cycle.running if self._groups else ():
             group = self._groups.get(job.node_group)
             if group is not None:
-                missing = job.terms.min_replicas - len(cycle.worker_index.bound[job.key])
-                self._left[group.name] -= math.ceil(missing * job.terms.gpus_per_worker / group.gpus)
+                nodes = _nodes_for(job, group, job.terms.min_replicas - len(cycle.worker_index.bound[job.key]))
+                self._left[group.name] -= int(nodes) if math.isfinite(nodes) else 0
 
     def could_hold(self, job: JobFacts) -> bool:
         """Return whether a group with all its nodes could hold all base workers of a job."""

@@ -201,6 +201,14 @@ def test_a_group_is_not_asked_whose_nodes_a_job_does_not_tolerate_or_that_its_qu
     assert admitted(job("a", 2, queue="q"), queues=queues) == []
 
 
+def test_nodes_that_a_job_waits_for_are_counted_by_its_whole_workers() -> None:
+    """A node of eight GPUs has room for one worker of five: three nodes are on their way, and not 15 / 8."""
+    large = replace(RULES, node_groups=(replace(group, gpus=8),))
+    waits = {"admitted_at": NOW - 1.0, "gpu_type": "a", "node_group": "g", "nodes_by": NOW + 99.0}
+    assert len(admitted(job("waits", 2, gpus=5, **waits), job("b", 8, at=1.0), rules=large)) == 1
+    assert admitted(job("waits", 3, gpus=5, **waits), job("b", 8, at=1.0), rules=large) == []
+
+
 @given(st.lists(st.integers(1, 6), max_size=6), st.integers(0, 3), st.integers(0, 4))
 def test_never_more_is_asked_for_than_may_come_and_nothing_without_a_group(
     sizes: list[int], there: int, lent: int

@@ -149,7 +149,7 @@ class GpuTypeMigrations:
         movers = self._fitting([each for each in movers if self._stands_apart(each[0], kept)], givers)
         if not movers:
             return []
-        for giver in sorted([*reversed(givers)], key=lambda each: -self._preemptor.lost(each)):
+        for giver in sorted(givers, key=self._preemptor.lost)[::-1]:
             fewer = [job for job in givers if job is not giver]
             if not self._stuck(movers, fewer):
                 givers = fewer

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from espalier_core.types.job import OptimizerSpec
 from espalier_core.types.task import Task
+from espalier_lab.growth.corpus.designs import ACTIVATIONS
 from espalier_lab.growth.corpus.texts import TokenWindows, windows_of
 from espalier_lab.growth.judge.case import JudgeCase
 
@@ -168,11 +169,6 @@ _MIXERS: Final[dict[str, Callable[[LanguageDesign], nn.Module]]] = {
     "convolution": CausalConvolution,
     "recurrent": Recurrence,
 }
-_ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    "relu": functional.relu,
-    "gelu": functional.gelu,
-    "silu": functional.silu,
-}
 
 
 class PlainMLP(nn.Module):
@@ -180,7 +176,7 @@ class PlainMLP(nn.Module):
 
     def __init__(self, design: LanguageDesign) -> None:
         super().__init__()
-        self.act = _ACTIVATIONS[design.activation]
+        self.act = ACTIVATIONS[design.activation]()
         self.expand = nn.Linear(design.width, design.hidden, bias=False)
         self.project = nn.Linear(design.hidden, design.width, bias=False)
 

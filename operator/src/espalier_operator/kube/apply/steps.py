@@ -108,9 +108,7 @@ def _steps(
     settings: KubeSettings,
 ) -> Iterator[Step]:
     if state.outcome is not None or state.admitted_at is None:
-        for pod in (*pods.base, *pods.extra, *pods.rest):
-            if pod is not None and not pod.deleting and not pod.ended:
-                yield DeletePod(pod=pod)
+        yield from (DeletePod(pod=pod) for pod in pods.not_ended if not pod.deleting)
         due = expires_at(job, status)
         if state.outcome is not None and due is not None and now >= due:
             yield DeleteJob(uid=job.uid)
@@ -160,8 +158,7 @@ def workload_steps(
         if wants and job is not None:
             yield CreateWorkload(manifest=workload_of(job, settings, active=active))
         return
-    every = (*pods.base, *pods.extra, *pods.rest)
-    if workload.deleting or state.active or any(pod is not None and not pod.ended for pod in every):
+    if workload.deleting or state.active or pods.not_ended:
         return
     if not wants or job is None or workload.over or workload.asks != asks_of(job, settings):
         yield DeleteWorkload(workload=workload)

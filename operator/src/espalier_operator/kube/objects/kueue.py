@@ -256,10 +256,10 @@ def workload_of(job: KubeJob, settings: KubeSettings, *, active: bool = True, ex
     """
     spec = _asked(job, settings)
     named = metadata(job, names.workload_name(job.name, job.uid, extra))
+    named["annotations"] = {ASKS: _digest(spec)}
     if extra is not None:
         named["labels"][names.INDEX_LABEL] = str(extra)
         spec["priority"], spec["podSets"][0]["count"] = _LOWEST, 1
-    named["annotations"] = {ASKS: asks_of(job, settings).digest}
     labels = job.assigned.node_labels if job.assigned is not None else {}
     if labels:
         pods = spec["podSets"][0]["template"]["spec"]
@@ -273,8 +273,11 @@ def workload_of(job: KubeJob, settings: KubeSettings, *, active: bool = True, ex
 def asks_of(job: KubeJob, settings: KubeSettings) -> Asks:
     """Return a job's request to Kueue."""
     spec = _asked(job, settings)
-    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
-    return Asks(_quota(spec, settings), digest)
+    return Asks(_quota(spec, settings), _digest(spec))
+
+
+def _digest(spec: Raw) -> str:
+    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _quota(spec: Raw, settings: KubeSettings) -> tuple[object, ...]:

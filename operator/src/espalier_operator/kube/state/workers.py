@@ -41,6 +41,11 @@ class JobPods:
         """The pod of the leader."""
         return self.worker(0)
 
+    @property
+    def not_ended(self) -> tuple[Pod, ...]:
+        """The pods that have not ended."""
+        return tuple(pod for pod in (*self.base, *self.extra, *self.rest) if pod is not None and not pod.ended)
+
     def worker(self, index: int) -> Pod | None:
         """Return the pod of base worker `index`, None where there is none."""
         return self.base[index] if index < len(self.base) else None

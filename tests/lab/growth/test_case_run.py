@@ -102,7 +102,7 @@ def residual(seed: int) -> nn.Module:
 
 
 def test_whole_blocks_are_inserted_in_each_way() -> None:
-    setting = Setting((0.25, 0.5), inserted=(Insertion.SCALED, Insertion.UNFOLD))
+    setting = Setting((0.25, 0.5), inserted=(Insertion.SCALED, Insertion.UNFOLD), only="AddBlock")
     assert decided(case("mlp/on a table"), 0, setting).moments == ()  # it has no blocks
     one = replace(case("mlp/on a table"), module=residual)
     plain, found = decided(one, 0, Setting((0.25, 0.5))), decided(one, 0, setting)

@@ -63,8 +63,9 @@ _OF_CORPORA: Final = {"moments": "--moments", "most": "--most", "ways": "--way",
     multiple=True,
     type=click.Choice([way.value for way in Way]),
     help="For a corpus: how models come to a decision. plain; grown: they have grown at the first moment; faster: "
-    "--throughput speeds up what follows; inserted: they add whole blocks alone, exact, scaled and unfolding. "
-    "Repeatable.  [default: all but inserted; grown only with two moments]",
+    "--throughput speeds up what follows; inserted: they add whole blocks alone, exact, scaled and unfolding; "
+    "every: as plain, and whole blocks also scaled and unfolding. "
+    "Repeatable.  [default: plain, grown, faster; grown only with two moments]",
 )
 @click.option(
     "--part",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from espalier_cli.errors import InputError
+from espalier_core.growth.block import ADD_BLOCK
 from espalier_core.growth.widen import WIDEN
 from espalier_lab.growth.progress_line import ProgressLine
 
@@ -30,6 +31,8 @@ class Way(StrEnum):
     """From each decision on, more workers make its steps faster, whether it grows or not."""
     INSERTED = "inserted"
     """The model has never grown, and may add only whole blocks: exact, scaled, or unfolding."""
+    EVERY = "every"
+    """As `PLAIN`, and whole blocks are also inserted scaled and unfolding."""
 
 
 _USUAL: Final = (Way.PLAIN, Way.GROWN, Way.FASTER)
@@ -46,7 +49,7 @@ class CorpusOptions:
     most: int
     """Maximum number of growths tried on a model, and again as many that widen."""
     ways: Sequence[Way]
-    """Ways to collect; empty: all that these moments allow, except `INSERTED`."""
+    """Ways to collect; empty: all of `_USUAL` that these moments allow."""
     speed: float
     """Speed-up for `Way.FASTER`."""
     seeds: Sequence[int]
@@ -133,11 +136,13 @@ def _settings(options: CorpusOptions) -> list[Setting]:
     from espalier_lab.growth.judge.deciding import OPERATIONS, Setting
 
     plain = Setting(options.moments, (*OPERATIONS, WIDEN.name), options.most)
+    inexact = (Insertion.SCALED, Insertion.UNFOLD)
     known = {
         Way.PLAIN: plain,
         Way.GROWN: replace(plain, grown=True),
         Way.FASTER: replace(plain, speed=options.speed),
-        Way.INSERTED: replace(plain, inserted=(Insertion.SCALED, Insertion.UNFOLD)),
+        Way.INSERTED: replace(plain, inserted=inexact, only=ADD_BLOCK.name),
+        Way.EVERY: replace(plain, inserted=inexact),
     }
     return [known[way] for way in options.chosen()]
 

@@ -76,6 +76,11 @@ class JudgeCase:
     """Characters per token of a language model's text, on average."""
 
     @property
+    def restarts(self) -> bool:
+        """Whether the learning rate restarts at a decision; for language models it falls once, over the budget."""
+        return self.task is not Task.LANGUAGE_MODEL
+
+    @property
     def example(self) -> Tensor | tuple[Tensor, ...]:
         """Two training inputs."""
         return self.train.batch(torch.arange(2))[0]

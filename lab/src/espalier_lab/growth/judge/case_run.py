@@ -123,18 +123,21 @@ class CaseRun:
         return replace(self, network=network)
 
     def restarted(self) -> CaseRun:
-        """Return a copy whose learning rate restarts."""
-        return replace(self.copied(), origin=self.used)
+        """Return a copy whose learning rate restarts, if it does for the case."""
+        return replace(self.copied(), origin=self._next_origin())
+
+    def _next_origin(self) -> float:
+        return self.used if self.case.restarts else self.origin
 
     def grown(self, action: Action, insertion: Insertion = Insertion.EXACT) -> CaseRun:
-        """Return a grown copy, whose learning rate restarts; raise `GrowthError`."""
+        """Return a grown copy, whose learning rate restarts if it does for the case; raise `GrowthError`."""
         if not action.grows:
             return self.restarted()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             network = self.network.grown(action, self.case.example, insertion, self.seed)
         seconds = modelled(network, self.case)
-        return replace(self, network=network, cost=seconds / self.base_seconds, origin=self.used)
+        return replace(self, network=network, cost=seconds / self.base_seconds, origin=self._next_origin())
 
     def advance(self, until: float, within: TrialSlice | None = None) -> None:
         """Train until `until`; by the job's schedule, or with the rate falling to 0 within a slice."""

@@ -40,11 +40,13 @@ class Setting:
     speed: float = 1.0
     """Speed-up of all arms."""
     inserted: tuple[Insertion, ...] = ()
-    """Inexact ways to insert whole blocks. If there are any, nothing else grows."""
+    """Inexact ways to insert whole blocks."""
+    only: str | None = None
+    """The one operation by which models grow; None: all."""
 
     def facts(self) -> tuple[object, ...]:
         """Return the facts that records depend on; settings other than the defaults add theirs."""
-        ways = (("grown", self.grown), ("speed", self.speed), ("inserted", self.inserted))
+        ways = (("grown", self.grown), ("speed", self.speed), ("inserted", self.inserted), ("only", self.only))
         plain = Setting()
         return (
             self.moments,
@@ -56,7 +58,7 @@ class Setting:
     def growths(self, architecture: Architecture | None) -> tuple[Action, ...]:
         """Return the possible growths of a model; none if it cannot be described."""
         found = () if architecture is None else offered(architecture)
-        return tuple(action for action in found if not self.inserted or action.kind == ADD_BLOCK.name)
+        return tuple(action for action in found if self.only in (None, action.kind))
 
 
 def chosen(actions: Sequence[Action], most: int) -> tuple[Action, ...]:
@@ -78,8 +80,8 @@ def _spaced(actions: Sequence[Action], most: int) -> tuple[Action, ...]:
 def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
     """Train all arms of a case at all moments; raise `CaseError`.
 
-    There are no moments if the model cannot grow before them as required, or if it has no whole blocks to insert in
-    several ways.
+    There are no moments if the model cannot grow before them as required, or has no whole blocks where it may add these
+    only.
     """
     run = CaseRun.begin(case, seed, setting.operations)
     shares: tuple[float, ...] = setting.moments
@@ -91,7 +93,7 @@ def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
         shares = tuple(rest) if grown else ()
     architecture = run.network.architecture
     growths = chosen(setting.growths(architecture), setting.most)
-    if setting.inserted and not growths:
+    if setting.only and not growths:
         shares = ()
     found = known_places(run.network.module, case.example) if architecture is not None else {}
     moments: list[MomentRecord] = []
@@ -146,7 +148,8 @@ def _moment(
             return None
 
     arms = [trained(action, Insertion.EXACT) for action in (Action.nothing(), *growths)]
-    inserted = [(trained(action, kind), kind) for action in growths for kind in setting.inserted]
+    blocks = [action for action in growths if action.kind == ADD_BLOCK.name]
+    inserted = [(trained(action, kind), kind) for action in blocks for kind in setting.inserted]
     moment = MomentRecord(
         share=share,
         validation_accuracy=rounded(now.accuracy),

@@ -10,6 +10,7 @@ import pytest
 
 from espalier_cli.deep import NOT_CHECKED, OWN_COMMAND, check_deep
 from espalier_core.types.job import API_VERSION, KIND, AdaptiveTrainingJob
+from waiting import PATIENCE
 
 JOB = f"""\
 apiVersion: {API_VERSION}
@@ -50,7 +51,7 @@ def test_what_runs_is_reported_and_what_does_not_is_an_error_with_its_line(tmp_p
     (tmp_path / "jobs.yaml").write_text(JOB)
     (tmp_path / "nets.py").write_text(NETS)
     command = [str(Path(sys.executable).parent / "espalier"), "validate", "--deep", "jobs.yaml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
     assert done.returncode == 2, done.stderr
     (problem,) = done.stdout.splitlines()
     cause = "TypeError: Sequential.forward() takes 2 positional arguments but 3 were given"

@@ -38,6 +38,24 @@ def run(tmp_path: Path) -> Run:
     return invoke
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--arrive", "soon:1"), "'soon' is not a moment; write 20s"),
+        (("--gpus", "1", "--depart", "1s:2"), "2 GPUs depart at 1 s, when fewer are left"),
+        (("--time-budget", "-1"), "spec.timeBudgetSeconds: is -1"),
+        (("--submit", "other:1s"), "where JOB is one of: a"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_starts(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    refused = run("--output", tmp_path / "out", *arguments)
+    assert refused.exit_code == 2
+    assert message in refused.stderr
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("restart", [(), ("--restart",)])
 @pytest.mark.parametrize("name", THEIRS)
 def test_files_that_no_run_wrote_are_left_alone(run: Run, tmp_path: Path, name: str, restart: tuple[str, ...]) -> None:

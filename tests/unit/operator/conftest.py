@@ -15,6 +15,7 @@ import pytest
 from espalier_core.types.events import AnyEvent
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_operator.local import LocalOutcome, LocalRun, LocalSettings, RunView
+from espalier_operator.local.run import JobView
 from waiting import PATIENCE, until
 
 TRAINER = Path(__file__).with_name("scripted_trainer.py")
@@ -54,6 +55,11 @@ class Story:
         """Return the job's events of one type."""
         return [event for name, event in self.events if name == job and isinstance(event, kind)]
 
+    @property
+    def jobs(self) -> tuple[JobView, ...]:
+        """Return the jobs as they are now."""
+        return self.views[-1].jobs
+
 
 @dataclass
 class LocalRuns:
@@ -64,19 +70,22 @@ class LocalRuns:
     def __call__(
         self,
         jobs: Sequence[AdaptiveTrainingJob],
-        stop_when: Callable[[RunView], bool] = lambda view: False,
+        stop_when: Callable[[Story], bool] = lambda story: False,
         **settings: Any,
     ) -> Story:
-        """Run `jobs` to their ends, or until `stop_when` says so; `settings` as `LocalSettings`."""
+        """Run `jobs` to their ends, or until `stop_when` says so; `settings` as `LocalSettings`.
+
+        Processes have long enough to end on a busy machine: a test whose process does not end by itself says how long.
+        """
         story = Story(outcomes={})
-        quick = {"agent_command": None, "restart_wall_seconds": 0.05, "stop_wall_seconds": 1.0}
+        quick = {"agent_command": None, "restart_wall_seconds": 0.05, "stop_wall_seconds": 30.0}
 
         async def run() -> dict[str, LocalOutcome]:
             stop = asyncio.Event()
 
             def on_tick(view: RunView) -> None:
                 story.views.append(view)
-                if not stop.is_set() and stop_when(view):
+                if not stop.is_set() and stop_when(story):
                     stop.set()
 
             local = LocalRun(

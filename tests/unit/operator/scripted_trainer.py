@@ -128,7 +128,7 @@ class Trainer:
                 self.end(TrainerPhase.STOPPED, Reason.SUSPENDED, 143 if self.term else 0)
             if self.used() >= self.before + float(self.options.get("fail", "inf")):
                 self.report(TrainerPhase.FAILED, Reason.INVALID_SPEC)
-                time.sleep(3)
+                time.sleep(1)
                 sys.exit(2)
             if self.used() >= self.before + exit_after and self.may_exit():
                 code = int(self.options.get("exit-code", "1"))

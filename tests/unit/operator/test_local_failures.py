@@ -15,7 +15,7 @@ import pytest
 from espalier_core.files.documents import read_document, write_document
 from espalier_core.types.events import AllocationChanged, GPUsChanged, JobChanged, TrainerStarted, Warned
 from espalier_core.types.reasons import Reason
-from espalier_core.types.report import Report
+from espalier_core.types.report import Report, TrainerPhase
 from espalier_core.types.status import JobPhase
 from espalier_operator.local import GpuChange, LocalRunError
 from espalier_operator.local.backend import mark
@@ -52,16 +52,19 @@ def test_a_failed_job_is_taken_up_again_when_its_mistake_is_mended(local_run, jo
     story = local_run([job_of("one", backoffLimit=0)])  # also its specification may have been the mistake
     second = story.outcomes["one"]
     assert (second.phase, second.reason, second.failures) == (JobPhase.COMPLETE, Reason.BUDGET_EXHAUSTED, 0)
-    assert story.told("one", TrainerStarted)[0].used_seconds == pytest.approx(first.used_seconds, abs=0.4)
+    assert story.told("one", TrainerStarted)[0].used_seconds == pytest.approx(first.used_seconds)
     assert "it had failed (InvalidSpec: " in story.told("one", Warned)[0].message
     assert local_run([job_of("one", backoffLimit=0)]).events == [], "a complete job has ended for good"
 
 
 def test_the_time_that_a_trainer_takes_to_end_is_not_counted(local_run, job_of):
     """It used up short budgets: a crash at step 0 was followed by a complete job."""
-    outcome = local_run([job_of("one", "fail=0.2", timeBudgetSeconds=5)]).outcomes["one"]
+    story = local_run([job_of("one", "fail=0.2", timeBudgetSeconds=600)])
+    outcome = story.outcomes["one"]
     assert (outcome.phase, outcome.reason) == (JobPhase.FAILED, Reason.INVALID_SPEC)
-    assert 0.2 <= outcome.used_seconds < 2.9  # it takes 3 s to end
+    ending = {view.jobs[0].used_seconds for view in story.views if view.jobs[0].doing is TrainerPhase.FAILED}
+    assert ending == {outcome.used_seconds}
+    assert outcome.used_seconds >= 0.2
 
 
 def test_a_failed_job_without_a_checkpoint_begins_again_with_its_whole_budget(local_run, job_of):
@@ -110,8 +113,8 @@ def test_a_leader_past_its_budget_and_grace_is_ended_by_force_and_has_failed(loc
 
 
 def test_a_hang_says_since_when_and_does_not_use_up_the_rest_of_the_budget(local_run, job_of):
-    def hang(view):
-        if 0.3 < view.jobs[0].used_seconds < 5:
+    def hang(story):
+        if 0.3 < story.jobs[0].used_seconds < 5:
             os.kill(json.loads((local_run.directory / "trainer.pid").read_text())["pid"], signal.SIGSTOP)
         return False
 
@@ -121,17 +124,17 @@ def test_a_hang_says_since_when_and_does_not_use_up_the_rest_of_the_budget(local
     when = f"after {first.report.used_seconds:.3g} s of 5 s, is of step {first.report.step} (Training)"
     assert (first.phase, first.reason) == (JobPhase.FAILED, Reason.BUDGET_ENFORCED)
     assert first.message == f"its trainer did not report its end; the last report, {when}"
-    second = local_run([job_of("one", timeBudgetSeconds=5)], **quick)
+    second = local_run([job_of("one", timeBudgetSeconds=5)])
     assert second.outcomes["one"].reason is Reason.BUDGET_EXHAUSTED
     assert second.told("one", TrainerStarted)[0].used_seconds < 5
 
 
 STUBBORN = """
 [ "$ESPALIER_WORKER_ROLE" = extra ] || exec "$@"
-trap 'echo $EPOCHREALTIME > "$0/asked"' TERM
-while :; do echo $EPOCHREALTIME > "$0/new"; mv "$0/new" "$0/alive"; sleep 0.02; done
+trap 'touch "$0/asked"' TERM
+while :; do sleep 0.02; done
 """
-"""A worker that does not end when it is asked; it says when that was, and until when it lived. Its folder is $0."""
+"""A worker that does not end when it is asked, and says that it was. Its folder is $0."""
 
 
 def test_a_worker_that_does_not_end_is_ended_when_the_run_says_so(local_run, job_of, tmp_path):
@@ -145,9 +148,8 @@ def test_a_worker_that_does_not_end_is_ended_when_the_run_says_so(local_run, job
         training={"elasticBatch": "keepGlobal"},
         template={"spec": {"containers": [{"command": command, "resources": {"limits": {"nvidia.com/gpu": 1}}}]}},
     )
-    local_run([job], gpus=2, stop_wall_seconds=1.0)
-    asked, alive = (float((tmp_path / name).read_text()) for name in ("asked", "alive"))
-    assert alive - asked > 0.1
+    local_run([job], gpus=2, stop_wall_seconds=2.0)
+    assert (tmp_path / "asked").exists(), "it was killed without having been asked"
 
 
 def test_the_deadline_to_start_is_wall_time_at_any_time_scale(local_run, job_of):
@@ -158,22 +160,26 @@ def test_the_deadline_to_start_is_wall_time_at_any_time_scale(local_run, job_of)
 
 @pytest.mark.parametrize("damage", ["half", "future"])
 def test_unreadable_reports_are_warned_about_and_survived(local_run, job_of, damage):
-    story = local_run([job_of("one", f"damage={damage}", timeBudgetSeconds=1)])
-    warnings = [event for event in story.told("one", Warned) if event.reason == "UnreadableReport"]
-    assert 1 <= len(warnings) <= 60
-    assert story.outcomes["one"].reason is Reason.BUDGET_EXHAUSTED
+    def warnings(story):
+        return [event for event in story.told("one", Warned) if event.reason == "UnreadableReport"]
+
+    job = job_of("one", f"damage={damage}", timeBudgetSeconds=600)
+    story = local_run([job], lambda story: warnings(story) and story.jobs[0].step > 20)
+    report = story.outcomes["one"].report
+    assert len(warnings(story)) <= report.step, "once for each"
+    assert report.reason is Reason.SUSPENDED, "the last one was read"
 
 
 def test_a_stopped_run_is_taken_up_with_its_budget(local_run, job_of):
     job = job_of("one")
-    first = local_run([job], stop_when=lambda view: view.jobs[0].used_seconds > 0.7)
+    first = local_run([job], stop_when=lambda story: story.jobs[0].used_seconds > 0.7)
     before = first.outcomes["one"]
     assert (before.phase, before.reason, before.exit_code) == (JobPhase.SUSPENDED, Reason.INTERRUPTED, 143)
     second = local_run([job])
     after = second.outcomes["one"]
     assert after.reason is Reason.BUDGET_EXHAUSTED
     assert after.used_seconds > 1.9
-    assert second.told("one", TrainerStarted)[0].used_seconds == pytest.approx(before.used_seconds, abs=0.5)
+    assert second.told("one", TrainerStarted)[0].used_seconds == pytest.approx(before.used_seconds)
     changes = [event for story in (first, second) for event in story.told("one", AllocationChanged)]
     generations = [event.allocation.generation for event in changes]
     assert generations == sorted(set(generations)), "generations continue over a resume"
@@ -184,7 +190,7 @@ def test_a_stopped_run_is_taken_up_with_its_budget(local_run, job_of):
 def test_a_stop_ends_the_deaf_too(local_run, job_of):
     jobs = [job_of("polite", timeBudgetSeconds=60), job_of("deaf", "ignore-term=yes", timeBudgetSeconds=60)]
     story = local_run(
-        jobs, gpus=2, stop_when=lambda view: all(j.used_seconds > 0 for j in view.jobs), stop_wall_seconds=4.0
+        jobs, gpus=2, stop_when=lambda story: all(job.used_seconds > 0 for job in story.jobs), stop_wall_seconds=4.0
     )
     assert (story.outcomes["polite"].exit_code, story.outcomes["deaf"].exit_code) == (143, -signal.SIGKILL)
 
@@ -204,7 +210,7 @@ def test_a_run_whose_scheduler_was_killed_is_taken_up(local_run, job_of, tmp_pat
         until(lambda: has_ended(trainer), "the orphan ends")  # the kernel told it (PR_SET_PDEATHSIG)
     else:
         assert Path(f"/proc/{trainer}").exists()
-    story = local_run([job])
+    story = local_run([job], stop_wall_seconds=1.0)
     outcome = story.outcomes["one"]
     assert outcome.reason is Reason.BUDGET_EXHAUSTED
     assert outcome.used_seconds >= 2.2
@@ -267,7 +273,7 @@ def test_the_agent_is_kept_running_and_ended_with_the_run(local_run, job_of, tmp
     log = tmp_path / "agent.log"
     story = local_run(
         [job_of("one", timeBudgetSeconds=600)],
-        lambda view: view.jobs[0].used_seconds > 0 and log.read_text().count("\n") == 2,
+        lambda story: story.jobs[0].used_seconds > 0 and log.read_text().count("\n") == 2,
         agent_command=(sys.executable, str(agent)),
     )
     assert story.outcomes["one"].reason is Reason.INTERRUPTED

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tools import tool
 
 # Tests have no package: their shared parts are imported from beside them. What asks helm lies beside the tests of the
 # chart that need no API server.
@@ -31,24 +32,12 @@ os.environ.setdefault("GOMAXPROCS", "1")
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
-_BUILD_SECONDS = 1800
 
 
 @pytest.fixture(scope="session")
 def kubernetes_binaries() -> Path:
-    """Return the folder with etcd, kube-apiserver and kubectl.
-
-    In CI they are got where they are missing, and it fails where they cannot be had. Elsewhere nothing is downloaded or
-    built behind a person's back: the tests are skipped, and it is said how to get them.
-    """
-    command = [str(PROJECT / "hack" / "envtest"), *([] if os.environ.get("CI") else ["--there"])]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS)
-    if result.returncode != 0:
-        text = f"no API server to test with:\n{result.stderr}"
-        if os.environ.get("CI"):
-            pytest.fail(text, pytrace=False)
-        pytest.skip(text)
-    return Path(result.stdout.strip())
+    """Return the folder with etcd, kube-apiserver and kubectl."""
+    return tool("envtest", "no API server to test with")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import time
 from pathlib import Path
@@ -12,34 +11,23 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import httpx
-import pytest
 from apiserver import ApiServer, ServerError
 from ruamel.yaml import YAML
 
 from ports import free_port
+from tools import tool
 
 KUEUE: Final = "/apis/kueue.x-k8s.io/v1beta2"
 KINDS: Final = ("workloads", "localqueues", "clusterqueues", "cohorts", "resourceflavors", "workloadpriorityclasses")
 """The kinds of Kueue whose objects are deleted with a process, those first that others need."""
-_PROJECT = Path(__file__).parents[2]
 _NAMESPACE = "kueue-system"
 _SECRET = f"/api/v1/namespaces/{_NAMESPACE}/secrets/kueue-webhook-server-cert"
 _READY_SECONDS = 60.0
 
 
 def kueue_folder() -> Path:
-    """Return the folder with Kueue's program and its manifests (`hack/kueue`).
-
-    In CI it is built where it is missing, and it fails where it cannot be had; elsewhere the tests are skipped.
-    """
-    command = [str(_PROJECT / "hack" / "kueue"), *([] if os.environ.get("CI") else ["--there"])]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=1800)
-    if result.returncode != 0:
-        text = f"no Kueue to test with; hack/kueue builds it:\n{result.stderr}"
-        if os.environ.get("CI"):
-            pytest.fail(text, pytrace=False)
-        pytest.skip(text)
-    return Path(result.stdout.strip())
+    """Return the folder with Kueue's program and its manifests (`hack/kueue`)."""
+    return tool("kueue", "no Kueue to test with; hack/kueue builds it")
 
 
 def definitions(kueue: Path, folder: Path) -> Path:

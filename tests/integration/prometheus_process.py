@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import subprocess
 import time
@@ -14,28 +13,17 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-import pytest
 
 from espalier_core.files.documents import write_text_atomically
 from ports import free_port
+from tools import tool
 
-_PROJECT = Path(__file__).parents[2]
 _READY_SECONDS = 60.0
 
 
 def prometheus_binaries() -> Path:
-    """Return the folder with prometheus and promtool.
-
-    In CI they are got where they are missing, and it fails where they cannot be had; elsewhere the tests are skipped.
-    """
-    command = [str(_PROJECT / "hack" / "prometheus"), *([] if os.environ.get("CI") else ["--there"])]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    if result.returncode != 0:
-        text = f"no Prometheus to test with; hack/prometheus gets it:\n{result.stderr}"
-        if os.environ.get("CI"):
-            pytest.fail(text, pytrace=False)
-        pytest.skip(text)
-    return Path(result.stdout.strip())
+    """Return the folder with prometheus and promtool."""
+    return tool("prometheus", "no Prometheus to test with; hack/prometheus gets it")
 
 
 class PrometheusProcess:

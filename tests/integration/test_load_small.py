@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,25 +11,15 @@ from bench.cases.operator import table
 from bench.load.cluster import Figures, Tools
 from bench.load.objects import Case, gpus_of, layout_of
 from bench.load.stages import measure
-
-PROJECT = Path(__file__).parents[2]
+from tools import tool
 
 pytestmark = pytest.mark.slow
-
-_BUILD_SECONDS = 1800
 
 
 @pytest.fixture(scope="module")
 def kwok() -> Path:
     """Return kwok; got as `kubernetes_binaries` are."""
-    command = [str(PROJECT / "hack" / "kwok"), *([] if os.environ.get("CI") else ["--there"])]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS)
-    if result.returncode != 0:
-        text = f"no kwok to test with:\n{result.stderr}"
-        if os.environ.get("CI"):
-            pytest.fail(text, pytrace=False)
-        pytest.skip(text)
-    return Path(result.stdout.strip())
+    return tool("kwok", "no kwok to test with")
 
 
 def gpus_come_free(case: Case, figures: Figures, said: list[str]) -> None:

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from tools import tool
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from claims import MARKERS, Claims, disturbed, in_order, used, wanted_nodes
@@ -129,15 +131,9 @@ def space(request: pytest.FixtureRequest, installed: None) -> Iterator[Space]:
 @pytest.fixture
 def monitoring_kinds(installed: None) -> Iterator[None]:
     """Give the cluster the Prometheus operator's own kinds, where it has none; skip where they are not to be had."""
-    command = [str(PROJECT / "hack" / "monitoring-crds"), *([] if os.environ.get("CI") else ["--there"])]
-    got = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    if got.returncode != 0:
-        text = f"no definitions of the Prometheus operator's kinds; hack/monitoring-crds gets them:\n{got.stderr}"
-        if os.environ.get("CI"):
-            pytest.fail(text, pytrace=False)
-        pytest.skip(text)
+    folder = tool("monitoring-crds", "no kinds of the Prometheus operator; hack/monitoring-crds gets them")
     there = kubectl("get", "crd", "--output=name").split()
-    mine = [path for path in sorted(Path(got.stdout.strip()).glob("*.yaml")) if _kind(path) not in there]
+    mine = [path for path in sorted(folder.glob("*.yaml")) if _kind(path) not in there]
     for path in mine:
         kubectl("create", "--filename", str(path))
     yield

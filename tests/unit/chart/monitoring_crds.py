@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import pytest
-from charts import ROOT, Raw, parse
+from charts import Raw, parse
 
-_GET_SECONDS = 600
+from tools import tool
 
 
 def monitoring_crds() -> Path:
-    """Return the folder with the definitions.
-
-    In CI they are got where they are missing, and it fails where they cannot be had; elsewhere the tests are skipped.
-    """
-    command = [str(ROOT / "hack" / "monitoring-crds"), *([] if os.environ.get("CI") else ["--there"])]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=_GET_SECONDS)
-    if result.returncode != 0:
-        text = f"no definitions of monitors to test with; hack/monitoring-crds gets them:\n{result.stderr}"
-        if os.environ.get("CI"):
-            pytest.fail(text, pytrace=False)
-        pytest.skip(text)
-    return Path(result.stdout.strip())
+    """Return the folder with the definitions."""
+    return tool("monitoring-crds", "no definitions of monitors to test with; hack/monitoring-crds gets them")
 
 
 class MonitoringSchemas:

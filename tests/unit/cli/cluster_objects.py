@@ -8,6 +8,9 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
+from espalier_cli.cluster.case import Case, case_of
+from espalier_cli.cluster.client import View
+from espalier_cli.cluster.explain_command import explanation
 from espalier_core.files.documents import dumps
 from espalier_core.k8s.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Listing, Raw, Resource
 from espalier_core.types.allocation import Direction
@@ -250,3 +253,28 @@ def lists(
             {"metadata": {"name": name, "resourceVersion": "1"}, "value": value} for name, value in classes.items()
         ]
     return {resource: Listing(items=items, version=version) for resource, items in kinds.items()}
+
+
+def case(name: str = "a", **objects: Any) -> Case:
+    """Return a job among these objects, as `espalier explain` reads it."""
+    found = case_of("default", name, View(lists(**objects)), NOW, SETTINGS)
+    assert found is not None
+    return found
+
+
+def sections(what: Case) -> Mapping[str, Sequence[str]]:
+    """Return what it says, by heading."""
+    return {section.title: section.lines for section in explanation(what)}
+
+
+def stands(what: Case) -> str:
+    """Return what it says under the first heading."""
+    return " ".join(sections(what)["Where it stands"])
+
+
+def training(**spec: Any) -> tuple[Object, Object, Object]:
+    """Return a job that trains with a lent GPU: itself, its leader's pod, its report."""
+    raw = admitted(job("a", maxReplicas=3, **spec), gpu_type="x", extra=1, at=NOW - 90)
+    leader = worker(raw, "n", age=80)
+    said = report(raw, leader, acknowledged=2, adaptations=(adaptation(),))
+    return looked_at(raw, [leader], said), leader, said

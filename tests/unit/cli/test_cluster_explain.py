@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,8 @@ from cluster_objects import (
     SETTINGS,
     Object,
     acted,
-    adaptation,
     admitted,
+    case,
     gpus,
     job,
     lists,
@@ -23,13 +23,15 @@ from cluster_objects import (
     node,
     pod,
     report,
+    sections,
+    stands,
     time,
+    training,
     worker,
 )
 
-from espalier_cli.cluster.case import Case, case_of
+from espalier_cli.cluster.case import case_of
 from espalier_cli.cluster.client import View
-from espalier_cli.cluster.explain_command import explanation
 from espalier_cli.cluster.remedies import REMEDIES, remedy_for
 from espalier_cli.main import cli
 from espalier_core.k8s.resources import LEASES, QUEUES, RESOURCE_QUOTAS, Listing, Resource
@@ -38,29 +40,6 @@ from espalier_operator.model import WorkerRole
 from espalier_operator.model.actions import Admit, Fail, NoticeReclaim, Requeue, Stop
 from espalier_operator.policies.memory import PolicyMemory
 from espalier_operator.policies.tiresias import LasPolicy
-
-
-def case(name: str = "a", **objects: Any) -> Case:
-    found = case_of("default", name, View(lists(**objects)), NOW, SETTINGS)
-    assert found is not None
-    return found
-
-
-def sections(what: Case) -> Mapping[str, Sequence[str]]:
-    return {section.title: section.lines for section in explanation(what)}
-
-
-def stands(what: Case) -> str:
-    return " ".join(sections(what)["Where it stands"])
-
-
-def training(**spec: Any) -> tuple[Object, Object, Object]:
-    """A job that trains with a lent GPU: itself, its leader's pod, its report."""
-    raw = admitted(job("a", maxReplicas=3, **spec), gpu_type="x", extra=1, at=NOW - 90)
-    leader = worker(raw, "n", age=80)
-    said = report(raw, leader, acknowledged=2, adaptations=(adaptation(),))
-    return looked_at(raw, [leader], said), leader, said
-
 
 # ---- remedies
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from cluster_objects import (
@@ -14,45 +12,26 @@ from cluster_objects import (
     acted,
     adaptation,
     admitted,
+    case,
     job,
     lists,
     looked_at,
     node,
     report,
+    sections,
+    stands,
     time,
+    training,
     worker,
 )
 
-from espalier_cli.cluster.case import Case, case_of
+from espalier_cli.cluster.case import case_of
 from espalier_cli.cluster.client import View
-from espalier_cli.cluster.explain_command import explanation
 from espalier_core.k8s.jobs import event_of
 from espalier_core.types.measurements import GradientNoise, Measurements
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, AdaptationSource, Metric
 from espalier_operator.model.actions import Finish
-
-
-def case(name: str = "a", **objects: Any) -> Case:
-    found = case_of("default", name, View(lists(**objects)), NOW, SETTINGS)
-    assert found is not None
-    return found
-
-
-def sections(what: Case) -> Mapping[str, Sequence[str]]:
-    return {section.title: section.lines for section in explanation(what)}
-
-
-def stands(what: Case) -> str:
-    return " ".join(sections(what)["Where it stands"])
-
-
-def training(**spec: Any) -> tuple[Object, Object, Object]:
-    """A job that trains with a lent GPU: itself, its leader's pod, its report."""
-    raw = admitted(job("a", maxReplicas=3, **spec), gpu_type="x", extra=1, at=NOW - 90)
-    leader = worker(raw, "n", age=80)
-    said = report(raw, leader, acknowledged=2, adaptations=(adaptation(),))
-    return looked_at(raw, [leader], said), leader, said
 
 
 def test_what_a_running_job_came_to_so_far() -> None:

@@ -33,34 +33,6 @@ def restored(meter: BudgetMeter) -> BudgetMeter:
     return replace(meter, read_at=None, starting_since=None)
 
 
-def test_only_training_counts():
-    meter = run((5, ABSENT, 0), (3, STARTING, 1), (4, TRAINING, 1), (2, ABSENT, 1), (3, STARTING, 1), (1, TRAINING, 2))
-    assert meter.used_seconds == 5
-    assert meter.gpu_seconds_used == 6
-
-
-def test_who_does_not_get_to_training_is_counted_from_its_start():
-    assert run((9, STARTING, 2)).used_seconds == 0
-    meter = run((9, STARTING, 2), (2, STARTING, 2), (1, STARTING, 2))
-    assert meter.used_seconds == 12
-    assert meter.gpu_seconds_used == 24
-
-
-def test_each_start_has_its_own_allowance():
-    assert run((9, STARTING, 1), (1, ABSENT, 1), (9, STARTING, 1)).used_seconds == 0
-
-
-def test_a_restart_of_the_scheduler_counts_nothing_in_between():
-    meter = restored(run((4, TRAINING, 1)))
-    assert meter.advance(1000.0, TRAINING, 1, 10.0).used_seconds == 4
-
-
-def test_the_leader_s_own_count_fills_what_a_killed_scheduler_lost():
-    meter = restored(run((4, TRAINING, 2))).advance(5.0, TRAINING, 2, 10.0, reported_seconds=4.5)
-    assert meter.used_seconds == 4.5
-    assert meter.gpu_seconds_used == 9
-
-
 @given(
     st.lists(
         st.tuples(st.floats(-5, 50), st.sampled_from(Leader), st.integers(0, 8), st.floats(0, 500), st.booleans()),

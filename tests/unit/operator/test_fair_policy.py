@@ -268,30 +268,3 @@ def test_changes_an_hour_are_bounded_and_nobody_starves(
         # A notice and its release are two entries here, one change to the job.
         assert len(changes) - len(told) <= len(told) + 2 * forced
     assert hours.longest_wait <= 2 * A_ROUND
-
-
-@pytest.mark.parametrize("jobs", [2, 3, 5])
-def test_left_alone_nothing_moves(jobs: int) -> None:
-    hours = Hours(jobs + 7)
-    for number in range(jobs):
-        hours.cluster.submit(f"ns/job{number}", asking())
-    hours.pass_time(4 * A_ROUND)
-    before = {key: list(changes) for key, changes in hours.changes.items()}
-    hours.pass_time(3600)
-    assert hours.changes == before
-    extras = [job.extra for job in hours.running]
-    assert sum(extras) == 7
-    assert max(extras) - min(extras) <= 1
-
-
-def test_a_newcomer_gets_its_whole_share_by_one_notice() -> None:
-    hours = Hours(10)
-    hours.cluster.submit("ns/first", asking())
-    hours.pass_time(2 * A_ROUND)
-    assert hours.cluster.jobs["ns/first"].extra == 8
-    hours.cluster.submit("ns/second", asking())
-    hours.pass_time(2 * A_ROUND)
-    assert {job.key: job.extra for job in hours.running} == {"ns/first": 4, "ns/second": 4}
-    assert len(hours.changes["ns/second"]) == 1
-    notices = [change for change in hours.changes["ns/first"] if change.shared and not change.up]
-    assert len(notices) == 1

@@ -146,15 +146,6 @@ def test_a_job_whose_base_gpu_is_gone_waits_again_with_its_budget_kept(local_run
     assert phases == ["Starting", "Running", "Pending", "Starting", "Running", "Complete"]
 
 
-def test_jobs_start_in_the_order_of_priority_then_submission(local_run, job_of):
-    quick = {"timeBudgetSeconds": 0.3}
-    story = local_run([job_of("b", **quick), job_of("c", **quick), job_of("a", priority=5, **quick)])
-    starts = [name for name, event in story.events if isinstance(event, JobChanged) and event.phase == "Starting"]
-    assert starts == ["a", "b", "c"]
-    waits = [event.reason for event in story.told("c", JobChanged) if event.phase == "Pending"]
-    assert waits == [Reason.NO_FREE_GPU]
-
-
 def test_a_job_that_can_never_fit_ends_the_run_with_its_reason(local_run, job_of):
     story = local_run([job_of("huge", minReplicas=3, maxReplicas=3)], gpus=2)
     assert (story.outcomes["huge"].phase, story.outcomes["huge"].reason) == (JobPhase.PENDING, Reason.TOO_LARGE)
@@ -168,12 +159,6 @@ def test_a_job_too_large_for_now_waits_for_gpus_to_come(local_run, job_of):
     assert story.outcomes["wide"].reason is Reason.BUDGET_EXHAUSTED
     wide = story.outcomes["wide"]
     assert wide.gpu_seconds_used > 1.5 * wide.used_seconds
-
-
-def test_nothing_is_lent_to_a_job_that_would_not_grow(local_run, job_of):
-    story = local_run([job_of("off", maxReplicas=4, adaptation={"mode": "Off"})], gpus=4)
-    assert len(story.told("off", AllocationChanged)) == 1
-    assert Reason.ADAPTATION_OFF in {view.jobs[0].reason for view in story.views}
 
 
 def test_time_scale_makes_budgets_and_arrivals_pass_faster(local_run, job_of):

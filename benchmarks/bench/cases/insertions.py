@@ -21,6 +21,7 @@ from espalier_core.estimates.gains import HARM
 from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion
 from espalier_core.types.outcomes import ArmRecord, CaseRecord, read_corpus
+from espalier_core.types.task import Task
 from espalier_lab.intervals import Interval
 
 CARRIED = ("inserted-free", "inserted-growth")
@@ -64,7 +65,7 @@ def row(name: str, found: Sequence[tuple[str, float]]) -> list[str]:
         families[family].append(gain)
     mean, low, high = Interval.of([statistics.fmean(gains) for gains in families.values()])
     within = "" if low is None or high is None else f"({low:+.4f}, {high:+.4f})"
-    worse, better = (sum(sign * gain > HARM for _, gain in found) / len(found) for sign in (-1, 1))
+    worse, better = (sum(sign * gain > HARM[Task.CLASSIFICATION] for _, gain in found) / len(found) for sign in (-1, 1))
     return [name, f"{mean:+.4f}", within, f"{better:.0%}", f"{worse:.0%}", f"{len(families)}", f"{len(found)}"]
 
 

@@ -1,9 +1,9 @@
 """What do the losses of a trial say of the gain in the end? Measured on the corpora that are carried.
 
-For each growth: log(loss of nothing / loss of the growth), after a slice of `Confirm` and at the end of a `Race`,
-against the gain in test accuracy at the end. The loss is regressed on the gain, not the reverse: what the
-rules of trials (`espalier_trainer.trials.rules`) need is how a gain shows, and how much that errs. Gains beyond .1 and
-ratios beyond .1 count as .1, so that single failures do not decide.
+For each growth: log(loss of nothing / loss of the growth), or their difference in bits per character, after a slice of
+`Confirm` and at the end of a `Race`, against the gain of the test score at the end. The loss is regressed on the gain,
+not the reverse: what the rules of trials (`espalier_trainer.trials.rules`) need is how a gain shows, and how much that
+errs. What is beyond some three times the spread of gains counts as that, so that single failures do not decide.
 
 Takes seconds.
 """
@@ -11,6 +11,8 @@ Takes seconds.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,21 +20,29 @@ import numpy.typing as npt
 from bench.command import Option
 from bench.printing import Parts, Table
 from espalier_agent.data import carried_corpus, corpus_names
-from espalier_core.estimates.gains import RACING, SHARES, seen
+from espalier_core.estimates.gains import RACING, SHARES, SPREAD, LossScale
 from espalier_core.types.job import Trials
-from espalier_core.types.outcomes import MARKS, ArmRecord, MomentRecord
+from espalier_core.types.outcomes import MARKS, ArmRecord, CaseRecord, MomentRecord, read_corpus
+from espalier_core.types.task import Task, score_of
 
-MOST = 0.1
-OPTIONS = {"corpora": Option(["free"], choices=corpus_names())}
+MOST = 10 / 3
+OPTIONS = {
+    "corpora": Option(["free"], choices=corpus_names()),
+    "files": Option([], "files of other corpora", type=Path),
+}
 Floats = npt.NDArray[np.float64]
 
 
-def pairs(moment: MomentRecord, share: float | None) -> list[tuple[float, float]]:
+def pairs(record: CaseRecord, moment: MomentRecord, share: float | None) -> list[tuple[float, float]]:
     """Return for each growth of a moment how its loss compares, and what it gained."""
-    nothing, *growths = moment.arms
-    before = loss(nothing, share)
-    found = [(loss(arm, share), arm.accuracy - nothing.accuracy) for arm in growths]
-    return [(seen(before, after), gain) for after, gain in found if before is not None and after is not None]
+    request = record.request(moment)
+    if request is None:
+        return []
+    scale = LossScale.of(record.task, {each.name: each.value for each in request.progress.metrics})
+    nothing, *growths = (*moment.arms, *(one.arm for one in moment.inserted))
+    before, ended = loss(nothing, share), score_of(record.task, nothing.accuracy)
+    found = [(loss(arm, share), score_of(record.task, arm.accuracy).ahead_of(ended)) for arm in growths]
+    return [(scale.seen(before, after), gain) for after, gain in found if before is not None and after is not None]
 
 
 def loss(arm: ArmRecord, share: float | None) -> float | None:
@@ -47,14 +57,24 @@ def loss(arm: ArmRecord, share: float | None) -> float | None:
 
 def run(options: argparse.Namespace) -> Parts:
     """Give slope and deviation of the evidence of both manners of trials."""
-    moments = [moment for name in options.corpora for case in carried_corpus(name).cases for moment in case.moments]
-    rows = []
-    for manner, share in ((Trials.CONFIRM, None), *((Trials.RACE, share) for share in RACING)):
-        found: Floats = np.array([pair for moment in moments for pair in pairs(moment, share)])
-        ratio, gain = np.clip(found, -MOST, MOST).T
+    cases = [case for name in options.corpora for case in carried_corpus(name).cases]
+    cases += [case for path in options.files for case in read_corpus(path).cases]
+    for task in Task:
+        if of_task := [case for case in cases if case.task is task]:
+            yield table(task, of_task)
+
+
+def table(task: Task, cases: Sequence[CaseRecord]) -> Table:
+    """Give the figures of a task."""
+    rows, most = [], MOST * SPREAD[task]
+    for manner, share in ((Trials.CONFIRM, None), *((Trials.RACE, share) for share in RACING[task])):
+        found: Floats = np.array(
+            [pair for case in cases for moment in case.moments for pair in pairs(case, moment, share)]
+        )
+        ratio, gain = np.clip(found, -most, most).T
         shown = float((ratio * gain).sum() / (gain * gain).sum())
         errs = float(np.sqrt(np.mean((ratio - shown * gain) ** 2)))
         correlation = float(np.corrcoef(ratio, gain)[0, 1])
         what = f"{manner} ({share or SHARES[manner]:.0%} of the rest)"
         rows.append([what, f"{len(found)}", f"{correlation:.2f}", f"{1 / shown:.2f}", f"{errs / shown:.3f}"])
-    yield Table("Losses of trials", ["after", "growths", "correlation", "slope", "deviation"], rows)
+    return Table(f"Losses of trials, {task}", ["after", "growths", "correlation", "slope", "deviation"], rows)

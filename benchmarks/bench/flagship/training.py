@@ -13,6 +13,7 @@ from torch import nn
 
 from bench.flagship.subject import DECIDED, LARGE, SMALL, Arm, Cell, Run, Subject, blocks_of
 from bench.runs import ShippedPolicy
+from espalier_core.estimates.gains import LossScale
 from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob, Insertion, Trials
 from espalier_core.types.report import AdaptationResult, TrainerPhase
@@ -116,7 +117,7 @@ class Bench:
             )
             loss, steps = self._validated(done.trainer).loss, done.result.steps - start.state.step
             found.append(TrialArm(action=str(action), loss=loss, steps=steps, seconds=slice_))
-        winner = best(found, Trials.RACE, asking.gains)
+        winner = best(found, Trials.RACE, asking.gains, LossScale(self.subject.task))
         if winner is None:
             raise RuntimeError(f"{cell}: the race has no result")
         script = tuple(action for action in self._additions if str(action) == winner.action)

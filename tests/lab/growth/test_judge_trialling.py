@@ -44,10 +44,10 @@ MOMENT = MomentRecord(
 def test_one_gpu_tries_the_most_promising_growth_and_four_race() -> None:
     said = Proposal(NOTHING, (FIRST, SECOND), {str(FIRST): told(0.01), str(SECOND): told(-0.001)})
     assert [(one.action, one.loss) for one in confirmation(said, MOMENT)] == [(str(FIRST), 1.2), ("Nothing", 1.0)]
-    assert best(confirmation(said, MOMENT), Trials.CONFIRM, said.gains).action == "Nothing"
+    assert best(confirmation(said, MOMENT), Trials.CONFIRM, said.gains, said.scale).action == "Nothing"
     race = raced(said, MOMENT)
     assert [one.action for one in race] == [str(FIRST), str(SECOND), "Nothing"]
-    assert best(race, Trials.RACE, said.gains).action == str(SECOND)
+    assert best(race, Trials.RACE, said.gains, said.scale).action == str(SECOND)
 
 
 def test_nothing_is_tried_where_nothing_can_grow() -> None:

@@ -37,6 +37,7 @@ from espalier_core.estimates.gains import EVIDENCE, RACING, SHARES, trial_gains
 from espalier_core.types.adaptation import Trials
 from espalier_core.types.advice import AdviceResponse, OutcomeReport, TrialOutcome
 from espalier_core.types.report import Arm, Slice
+from espalier_core.types.task import Task
 from espalier_lab.intervals import Interval
 
 JOBS = 60
@@ -145,8 +146,8 @@ def test_growths_are_compared_at_the_longest_slice_that_nothing_has_finished() -
     survived = arm("survived", 1.05, 0.8, shares=shares)
     found = trial_gains((nothing, dropped, survived))
     assert found["dropped"].gain < 0 < found["survived"].gain
-    assert found["dropped"].deviation == RACING[0.4].deviation
-    assert found["survived"].deviation == EVIDENCE[Trials.RACE].deviation
+    assert found["dropped"].deviation == RACING[Task.CLASSIFICATION][0.4].deviation
+    assert found["survived"].deviation == EVIDENCE[Task.CLASSIFICATION][Trials.RACE].deviation
     assert trial_gains((dropped, survived)) == {}
     annealed = arm("annealed", 0.5, annealed=True, shares=(0.1,))
     assert "annealed" not in trial_gains((nothing, annealed))

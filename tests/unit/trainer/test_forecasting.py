@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from espalier_core.growth.architecture import Architecture, Layer
-from espalier_core.types.advice import Action, AdviceRequest, ExpectedGain
+from espalier_core.types.advice import Action, AdviceRequest, ExpectedGain, Progress
 from espalier_core.types.job import AdaptiveTrainingJob, Insertion, Trials
 from espalier_core.types.measurements import GrowthForecast
 from espalier_core.types.reasons import Reason
-from espalier_core.types.report import AdaptationSource
+from espalier_core.types.report import AdaptationSource, Metric
+from espalier_core.types.task import Score, Task
 from espalier_trainer.growth.advisor import AdvisorDecision, AdvisorError, HTTPAdvisor, Scripted
-from espalier_trainer.growth.forecasting import LEAST_SECONDS, NOTHING, Forecasting
+from espalier_trainer.growth.forecasting import LEAST_SECONDS, NOTHING, Forecasting, as_quality
 from espalier_trainer.signals.scheduler import VirtualScheduler
 from espalier_trainer.training.network import starting_architecture
 
@@ -154,3 +157,20 @@ def test_the_reason_is_that_of_the_allowed_actions(actions: list[str], said: str
 def test_an_allowed_action_that_fits_is_no_problem() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     assert starting_architecture(model, torch.randn(2, 4), Insertion.EXACT, ["Deepen"])[1] == ""
+
+
+@given(st.floats(0.01, 20), st.floats(-30, 30), st.floats(0, 5))
+def test_bits_that_a_language_model_gains_are_forecast_as_a_gain_in_quality(bits, mean, width):
+    metrics = (Metric(name="validation_bits_per_character", value=bits),)
+    asked = REQUEST.model_copy(update={"task": Task.LANGUAGE_MODEL, "progress": Progress(metrics=metrics)})
+    found = as_quality(ExpectedGain(mean=mean, low=mean - width, high=mean + width), asked)
+    now = Score(measure="bits_per_character", value=bits)
+    later = Score(measure="bits_per_character", value=max(0.0, bits - mean))
+    assert found.mean == pytest.approx(later.quality - now.quality, abs=1e-12)
+    assert -1 <= found.low <= found.mean <= found.high <= 1
+
+
+def test_gains_of_other_tasks_are_forecast_as_they_are_and_unknown_bits_are_not():
+    gain = ExpectedGain(mean=0.02, low=0.01, high=0.03)
+    assert as_quality(gain, REQUEST) == gain
+    assert as_quality(gain, REQUEST.model_copy(update={"task": Task.LANGUAGE_MODEL})) is None

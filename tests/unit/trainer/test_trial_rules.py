@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from espalier_core.estimates.gains import EVIDENCE, SHARES, seen
+from espalier_core.estimates.gains import ACCURACY_SCALE, EVIDENCE, RACING, SHARES, Belief, LossScale
 from espalier_core.types.advice import Action, ExpectedGain
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.job import Insertion, Trials
 from espalier_core.types.outcomes import MARKS
 from espalier_core.types.report import AdaptationSource, Arm, Slice
+from espalier_core.types.task import Task
 from espalier_trainer.elastic.states import StateCopy, TrialRates
 from espalier_trainer.growth.advisor import AdvisorDecision
 from espalier_trainer.growth.consultation import Advised
@@ -125,7 +126,7 @@ def test_the_best_arm_has_the_lowest_loss_and_nothing_is_better_than_an_equal(fo
         Arm.model_construct(action=str(action), loss=loss)
         for action, loss in zip((NOTHING, *POINTS), found, strict=False)
     ]
-    best = rules.best(arms, Trials.RACE, {})
+    best = rules.best(arms, Trials.RACE, {}, ACCURACY_SCALE)
     finite = [arm.loss for arm in arms if arm.loss is not None and math.isfinite(arm.loss)]
     if arms[0].loss is None or not math.isfinite(arms[0].loss):
         assert best is None
@@ -136,29 +137,51 @@ def test_the_best_arm_has_the_lowest_loss_and_nothing_is_better_than_an_equal(fo
         assert best.action == "Nothing"
 
 
-@given(st.floats(-0.1, 0.1), st.floats(0, 0.2), st.floats(-1, 1), st.sampled_from([Trials.CONFIRM, Trials.RACE]))
-def test_what_is_believed_lies_between_what_was_expected_and_what_was_seen(mean, width, ratio, mode):
-    evidence = EVIDENCE[mode]
-    after = rules.believed(expects(mean, width), ratio, evidence)
+@given(
+    st.floats(-0.1, 0.1),
+    st.floats(0, 0.2),
+    st.floats(-1, 1),
+    st.sampled_from([Trials.CONFIRM, Trials.RACE]),
+    st.sampled_from(Task),
+)
+def test_what_is_believed_lies_between_what_was_expected_and_what_was_seen(mean, width, ratio, mode, task):
+    evidence = EVIDENCE[task][mode]
+    after = Belief.of(expects(mean, width), task).after(ratio, evidence)
     ends = sorted([mean, evidence.slope * ratio])
     assert ends[0] - 1e-9 <= after <= ends[1] + 1e-9
 
 
 def test_the_surer_the_advice_the_less_a_trial_moves_it():
-    moved = [rules.believed(expects(0.05, width), -0.5, EVIDENCE[Trials.CONFIRM]) for width in (0.0, 0.05, 0.2)]
+    evidence = EVIDENCE[ACCURACY_SCALE.task][Trials.CONFIRM]
+    moved = [Belief.of(expects(0.05, width), ACCURACY_SCALE.task).after(-0.5, evidence) for width in (0.0, 0.05, 0.2)]
     assert moved == sorted(moved, reverse=True)
 
 
 def test_a_growth_that_is_expected_to_pay_survives_a_trial_that_says_little():
     arms = [Arm(action="Nothing", loss=1.0), Arm(action=str(POINTS[0]), loss=1.001)]
-    assert rules.best(arms, Trials.CONFIRM, {str(POINTS[0]): expects(0.05)}).action == str(POINTS[0])
-    assert rules.best(arms, Trials.CONFIRM, {}).action == "Nothing"
+    assert rules.best(arms, Trials.CONFIRM, {str(POINTS[0]): expects(0.05)}, ACCURACY_SCALE).action == str(POINTS[0])
+    assert rules.best(arms, Trials.CONFIRM, {}, ACCURACY_SCALE).action == "Nothing"
 
 
-@given(st.floats(-5, 5), st.floats(-5, 5))
-def test_the_lower_loss_is_always_seen_as_better(nothing, grown):
-    assert (seen(nothing, grown) > 0) <= (grown < nothing)
-    assert -1 <= seen(nothing, grown) <= 1
+@given(st.sampled_from(Task), st.floats(-5, 5), st.floats(-5, 5), st.floats(0.5, 8))
+def test_the_lower_loss_is_always_seen_as_better(task, nothing, grown, characters):
+    seen = LossScale(task, characters).seen(nothing, grown)
+    assert (seen > 0) <= (grown < nothing)
+    assert -1 <= seen <= 1
+
+
+def test_a_lower_loss_of_a_language_model_is_seen_in_bits_per_character():
+    nats = {"validation_loss": 4 * math.log(2), "validation_bits_per_character": 2.0}  # two characters a token
+    scale = LossScale.of(Task.LANGUAGE_MODEL, nats)
+    assert scale.seen(4 * math.log(2), 3.5 * math.log(2)) == pytest.approx(0.25)
+    assert LossScale.of(Task.LANGUAGE_MODEL, {}).characters_per_token == 1.0
+
+
+def test_evidence_of_a_race_is_known_for_each_task_wherever_its_arms_are_compared():
+    for task in Task:
+        assert set(RACING[task]) == {*rules.KEPT, SHARES[Trials.RACE]}
+        deviations = [RACING[task][share].deviation for share in sorted(RACING[task])]
+        assert deviations == sorted(deviations, reverse=True)
 
 
 def test_an_arm_of_a_race_is_measured_where_judgements_measure():
@@ -301,7 +324,7 @@ def test_the_best_always_goes_on(losses, share, base):
         return Arm(action=action, slices=(Slice(share=share, loss=loss),))
 
     growths = [arm(str(action), loss) for action, loss in zip(POINTS, losses, strict=False)]
-    out = rules.behind(share, growths, arm("Nothing", base), {})
+    out = rules.behind(share, growths, arm("Nothing", base), {}, ACCURACY_SCALE)
     assert len(out) == max(0, len(growths) - rules.KEPT[share])
     left = [growth.slices[0].loss for growth in growths if growth.action not in out]
     assert min(left) == min(losses)

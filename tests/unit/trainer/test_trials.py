@@ -183,7 +183,8 @@ def _knows_all(_request: dict[str, Any]) -> tuple[int, bytes]:
 
 def test_a_race_narrows_and_the_worker_that_is_let_go_trains_with_the_base_again(tried, agent_server):
     narrowing = (
-        "rules.KEPT, rules.RACING = {0.01: 1}, {0.01: rules.RACING[0.4]}\n"
+        "rules.KEPT = {0.01: 1}\n"
+        "rules.RACING = {task: {0.01: each[0.4]} for task, each in rules.RACING.items()}\n"
         "rules.SHARES = leading.SHARES = {rules.Trials.RACE: 0.03}\n"
     )
     url = agent_server(_knows_all).url

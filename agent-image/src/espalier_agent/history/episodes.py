@@ -17,7 +17,7 @@ from statistics import fmean, pstdev
 from typing import Final, TypeVar
 
 from espalier_agent.history import HistoryDecision
-from espalier_core.estimates.gains import TrialGain, trial_gains
+from espalier_core.estimates.gains import LossScale, TrialGain, trial_gains
 
 SHARES: Final = 4
 """Number of distinguished shares of the budget left at the first decision."""
@@ -124,7 +124,8 @@ def _shown(decisions: Iterable[HistoryDecision], fingerprints: dict[int, str]) -
     """Return the decisions whose trials have results, sorted like episodes."""
     found = []
     for one in decisions:
-        seen = trial_gains(one.trial.arms) if one.trial is not None else {}
+        scale = LossScale.of(one.task, {each.name: each.value for each in one.progress.metrics})
+        seen = trial_gains(one.trial.arms, scale) if one.trial is not None else {}
         if seen:
             if id(one.architecture) not in fingerprints:
                 fingerprints[id(one.architecture)] = one.architecture.fingerprint

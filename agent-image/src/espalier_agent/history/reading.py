@@ -20,6 +20,7 @@ from espalier_agent.history.schema import DamagedError, StoreError, check_versio
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.advice import Action, AdviceRequest, PolicyVersion, Progress, TrialOutcome
 from espalier_core.types.allocation import Allocation
+from espalier_core.types.task import Task, task_by
 
 _DECISIONS: Final = """
     SELECT decision_id, time, job, architectures.json, time_left_seconds, time_budget_seconds, allocation, progress,
@@ -82,6 +83,11 @@ class HistoryDecision:
     trial: TrialOutcome | None = None
     """The decision of a trial in the agent's place, and its results."""
 
+    @property
+    def task(self) -> Task:
+        """The task of the job, by the measure of its score at that time."""
+        return task_by({each.name: each.value for each in self.progress.metrics})
+
     def request(self) -> AdviceRequest:
         """Return the request to the agent, as far as it is stored."""
         return AdviceRequest(
@@ -94,6 +100,7 @@ class HistoryDecision:
             progress=self.progress,
             places=dict(self.places),
             batch_size=self.batch_size,
+            task=self.task,
         )
 
 

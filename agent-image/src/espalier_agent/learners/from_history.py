@@ -46,6 +46,7 @@ from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.game import Games
 from espalier_core.estimates.gains import SPREAD
 from espalier_core.types.outcomes import OutcomeTable
+from espalier_core.types.task import Task
 
 
 class HistoryConfig(ExpectedConfig):
@@ -83,7 +84,7 @@ class _Trials:
     def __init__(self, tried: Sequence[Tried], network: PolicyNetwork, vocabulary: Vocabulary) -> None:
         self._states = LoggedStates(Log.of([one.decision for one in tried]), network, vocabulary)
         seen, self._known = self._states.gains(tried)
-        self._seen = (seen / SPREAD).clamp(-MOST_GAINED, MOST_GAINED)
+        self._seen = (seen / SPREAD[Task.CLASSIFICATION]).clamp(-MOST_GAINED, MOST_GAINED)
 
     def value(self, network: PolicyNetwork) -> Tensor:
         """Return the mean gain of the policy's choices among the tried actions, in `SPREAD`."""

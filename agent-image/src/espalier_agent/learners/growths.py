@@ -40,6 +40,7 @@ from espalier_core.growth.architecture import Architecture
 from espalier_core.growth.deepen import DEEPEN
 from espalier_core.types.advice import Action
 from espalier_core.types.outcomes import CaseRecord, GrowthCorpus, OutcomeTable
+from espalier_core.types.task import Task
 
 Floats = npt.NDArray[np.float32]
 
@@ -359,4 +360,5 @@ def _mean(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _weight(variance: float) -> float:
-    return SPREAD**2 / (SPREAD**2 + variance)
+    spread = SPREAD[Task.CLASSIFICATION]
+    return spread**2 / (spread**2 + variance)

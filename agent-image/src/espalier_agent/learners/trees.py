@@ -38,6 +38,7 @@ from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.tree_ensemble import DEPTH, LEAVES, TREES, Trees, TreesNetwork, squashed
 from espalier_agent.policies.tree_features import FEATURES
 from espalier_core.estimates.gains import HARM
+from espalier_core.types.task import Task
 
 WIDENS: Final = FEATURES.index("widens")
 GROWN: Final = FEATURES.index("grown before")
@@ -159,7 +160,7 @@ def _harm(scores: Floats, needed: float, gains: Floats, decisions: npt.NDArray[n
     for number in numbers:
         of = decisions == number
         place = int(scores[of].argmax())
-        harm += bool(scores[of][place] > needed and gains[of][place] < -HARM)
+        harm += bool(scores[of][place] > needed and gains[of][place] < -HARM[Task.CLASSIFICATION])
     return harm / len(numbers)
 
 

@@ -23,6 +23,7 @@ from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_core.estimates.gains import SPREAD
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.advice import ActionColumns, AdviceRequest
+from espalier_core.types.task import Task
 
 TREES: Final = 100
 LEAVES: Final = 128
@@ -149,9 +150,11 @@ class TreesNetwork(PolicyNetwork):
 
 def squashed(gain: float) -> float:
     """Return a gain in accuracy as the trees learn it: a gain of 0.1 is hardly better than one of 0.06."""
-    return math.tanh(gain / SPREAD)
+    return math.tanh(gain / SPREAD[Task.CLASSIFICATION])
 
 
 def _unsquashed(values: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    found: npt.NDArray[np.float64] = SPREAD * np.arctanh(np.clip(values.astype(np.float64), -_LIMIT, _LIMIT))
+    found: npt.NDArray[np.float64] = SPREAD[Task.CLASSIFICATION] * np.arctanh(
+        np.clip(values.astype(np.float64), -_LIMIT, _LIMIT)
+    )
     return found

@@ -20,7 +20,7 @@ from espalier_core.growth.deepen import DEEPEN
 from espalier_core.growth.widen import WIDEN
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.report import MAX_ARMS, Arm, Metric
-from espalier_core.types.task import ACCURACY
+from espalier_core.types.task import ACCURACY, Task
 
 MAX_DECISION_IDS: Final = 1000
 """Maximum number in one report. A job makes at most a hundred decisions (`maxAdaptations`)."""
@@ -178,6 +178,8 @@ class AdviceRequest(Record):
     growth follows from it. Empty where it is not known."""
     batch_size: int | None = Field(default=None, ge=1, le=2**40)
     """Examples in a training step; absent where it is not known."""
+    task: Task = Task.CLASSIFICATION
+    """The task of the job, whose measure gains are in."""
     forecast: bool = False
     """Whether only the gain of a growth is asked for: the agent neither explores with the answer nor keeps it."""
 
@@ -235,7 +237,7 @@ class PolicyVersion(Record):
 
 
 class ExpectedGain(Record):
-    """Gain in final accuracy against doing nothing, as a policy expects it."""
+    """Gain against doing nothing at the end, in the task's own measure: positive where the model gets better."""
 
     mean: float
     low: float

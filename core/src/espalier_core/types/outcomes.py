@@ -36,7 +36,7 @@ from espalier_core.growth.architecture import Architecture
 from espalier_core.types.adaptation import Insertion
 from espalier_core.types.advice import Action, AdviceRequest, Progress, offered
 from espalier_core.types.report import Metric
-from espalier_core.types.task import BITS_PER_CHARACTER, Task
+from espalier_core.types.task import Task, score_of
 
 MEAN_TOLERANCE: Final = 1e-4
 """Tolerance between a stored mean or deviation and the value computed from its figures; both are rounded."""
@@ -50,8 +50,6 @@ _Text = Annotated[str, Field(min_length=1)]
 MAX_DECISIONS: Final = 32
 """Maximum number of decisions; a table of all longer sequences could not be collected."""
 SUFFIX: Final = ".json.xz"
-MIN_PROBABILITY: Final = 1e-6
-"""Lower bound on the probability of the right character, which is 0 for a diverged model."""
 MARKS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
 """Shares of the remaining budget at which the validation loss of each arm is measured."""
 
@@ -320,13 +318,9 @@ class CaseRecord(Record):
             return None
         used = self.steps * moment.share
         left = (self.steps - used) * self.speed
-        measured = {"validation_accuracy": moment.validation_accuracy}
-        if self.task is Task.LANGUAGE_MODEL:
-            measured = {
-                f"validation_{BITS_PER_CHARACTER.name}": -math.log2(max(moment.validation_accuracy, MIN_PROBABILITY))
-            }
+        score = score_of(self.task, moment.validation_accuracy)
         metrics = {
-            **measured,
+            f"validation_{score.measure}": score.value,
             "validation_loss": moment.validation_loss,
             "train_loss": moment.train_loss,
         }
@@ -343,6 +337,7 @@ class CaseRecord(Record):
             ),
             places=self.places,
             batch_size=self.batch_size,
+            task=self.task,
         )
 
 

@@ -96,6 +96,16 @@ class Score(Record):
         return f"{self.by.title} {self.shown}"
 
 
+MIN_QUALITY: Final = 1e-6
+"""Lower bound on the probability of the right character, which is 0 for a diverged model."""
+
+
+def score_of(task: Task, quality: float) -> Score:
+    """Return the score of a model by its `quality`; an R² below 0 has the quality 0."""
+    value = -math.log2(max(quality, MIN_QUALITY)) if task is Task.LANGUAGE_MODEL else quality
+    return Score(measure=MEASURE_OF[task].name, value=value)
+
+
 def accuracy_score(value: float | None) -> Score | None:
     """Return an accuracy as a score."""
     return None if value is None or not math.isfinite(value) else Score(measure=ACCURACY.name, value=value)
@@ -109,6 +119,12 @@ def accuracy_of(score: Score | None) -> float | None:
 def other_than_accuracy(score: Score | None) -> Score | None:
     """Return a score that has no separate field in reports and events: any but an accuracy."""
     return None if score is None or score.measure == ACCURACY.name else score
+
+
+def task_by(figures: Mapping[str, float]) -> Task:
+    """Return the task of a run by the measure of its score on the validation split; without one, a classification."""
+    score = score_in(figures, "validation")
+    return next((task for task, by in MEASURE_OF.items() if score is not None and by == score.by), Task.CLASSIFICATION)
 
 
 def score_in(figures: Mapping[str, float], split: str) -> Score | None:

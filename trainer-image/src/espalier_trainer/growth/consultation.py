@@ -14,6 +14,7 @@ from math import prod
 
 from torch import nn
 
+from espalier_core.estimates.gains import ACCURACY_SCALE, LossScale
 from espalier_core.growth import operation
 from espalier_core.growth.architecture import Architecture, GrowthError
 from espalier_core.growth.block import ADD_BLOCK
@@ -68,6 +69,8 @@ class Advised:
     allocation: Allocation
     seconds: float
     """Wall seconds until the answer."""
+    scale: LossScale = ACCURACY_SCALE
+    """Relation of validation losses to gains."""
 
     def choosing(self, action: Action) -> Advised:
         """Return the advice with another action, which a trial found better than the advised one."""
@@ -141,6 +144,7 @@ class Adapter:
             ),
             places=known_places(network.module, self.example_input),
             batch_size=self.batch_size(),
+            task=self.job.spec.training.task,
         )
 
     def ask(self, network: Network, progress: RunProgress, allocation: Allocation) -> Advised:
@@ -153,10 +157,11 @@ class Adapter:
             MIN_CONSULTATION_WALL_SECONDS, min(spec.decision_timeout_seconds, self.scheduler.wall_time_left())
         )
         decision = self.advisor.advise(request, patience)
-        if self.job.spec.training.task is not Task.CLASSIFICATION:
-            # Expected gains are in accuracy, so a trial of another task is judged by its losses alone.
+        if request.task is not Task.CLASSIFICATION:
+            # Policies have learned from classifiers alone, so a trial of another task is judged by its losses alone.
             decision = replace(decision, gains={})
-        return Advised(decision, request.actions(), used, allocation, self.clock() - began)
+        scale = LossScale.of(request.task, progress.metrics)
+        return Advised(decision, request.actions(), used, allocation, self.clock() - began, scale)
 
     def carried_out(
         self, asked: Advised, network: Network, progress: RunProgress, arms: Sequence[Arm] = ()

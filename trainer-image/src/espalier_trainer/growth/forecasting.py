@@ -7,6 +7,7 @@ it receives the job's outcome and the results of its trials.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -14,11 +15,11 @@ from typing import Final
 from pydantic import ValidationError
 
 from espalier_core.estimates.gains import SHARES
-from espalier_core.types.advice import Action, AdviceRequest, OutcomeReport, TrialOutcome
+from espalier_core.types.advice import Action, AdviceRequest, ExpectedGain, OutcomeReport, TrialOutcome
 from espalier_core.types.job import AdaptiveTrainingJob, Trials
 from espalier_core.types.measurements import GrowthForecast
 from espalier_core.types.report import MAX_ARMS, Adaptation, AdaptationResult, AdaptationSource
-from espalier_core.types.task import Score
+from espalier_core.types.task import Score, Task, score_in
 from espalier_trainer.growth.advisor import Advisor, AdvisorDecision, AdvisorError
 from espalier_trainer.signals.scheduler import Scheduler
 from espalier_trainer.training.progress import RunProgress
@@ -50,7 +51,7 @@ class Forecasting:
         self._epoch_began: float | None = None
         self._epoch_seconds = 0.0
         self._thread: threading.Thread | None = None
-        self._answers: list[AdvisorDecision] = []
+        self._answers: list[tuple[AdviceRequest, AdvisorDecision]] = []
         self._newest: GrowthForecast | None = None
 
     def look(self, request: Callable[[], AdviceRequest] | None) -> GrowthForecast | None:
@@ -65,7 +66,7 @@ class Forecasting:
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
             if self._answers:
-                self._newest = self._forecast(self._answers.pop())
+                self._newest = self._forecast(*self._answers.pop())
         if request is None:
             self._newest, self._due = None, 0.0  # once it may grow again, the answer may differ
             return NOTHING
@@ -80,15 +81,16 @@ class Forecasting:
 
     def _ask(self, forecaster: Forecaster, question: AdviceRequest) -> None:
         try:
-            self._answers.append(forecaster(question, _PATIENCE_SECONDS))
+            self._answers.append((question, forecaster(question, _PATIENCE_SECONDS)))
         except AdvisorError as error:
             logger.debug("the gain of growing is unknown: %s", error)
 
-    def _forecast(self, decision: AdvisorDecision) -> GrowthForecast | None:
+    def _forecast(self, question: AdviceRequest, decision: AdvisorDecision) -> GrowthForecast | None:
         """Return the forecast in an answer; None where the policy does not state the gain of its advice."""
         if not decision.action.grows:
             return GrowthForecast(gain=0.0, low=0.0, high=0.0, seconds=self._seconds())
         gain = decision.gains.get(str(decision.action))
+        gain = None if gain is None else as_quality(gain, question)
         if gain is None:
             return None
         try:
@@ -99,6 +101,22 @@ class Forecasting:
 
     def _seconds(self) -> float:
         return self._epoch_seconds + self._share * self._scheduler.time_left()
+
+
+def as_quality(gain: ExpectedGain, request: AdviceRequest) -> ExpectedGain | None:
+    """Return a gain in `Score.quality`, by which schedulers compare jobs of all tasks.
+
+    None for a language model whose score is not known yet: the quality of its bits depends on it.
+    """
+    if request.task is not Task.LANGUAGE_MODEL:
+        return gain
+    score = score_in({each.name: each.value for each in request.progress.metrics}, "validation")
+    now = None if score is None else score.quality
+    if not now:
+        return None
+    best = -math.log2(now)
+    mean, low, high = (now * 2.0 ** min(each, best) - now for each in (gain.mean, gain.low, gain.high))
+    return ExpectedGain(mean=mean, low=low, high=high)
 
 
 def report_outcome(

@@ -109,6 +109,7 @@ class GrowthTrial:
                 [far[worker] for worker in left if worker not in found],
                 None if nothing is None else far[nothing],
                 self.asked.decision.gains,
+                self.asked.scale,
             )
             found |= {worker: share for worker in left if worker not in found and far[worker].action in out}
         for worker, share in found.items():
@@ -134,7 +135,7 @@ class GrowthTrial:
         complete = len(arms) == len(self.actions)
         if not complete and replicas >= self.replicas and self.clock() < self.until:
             return None
-        best = rules.best(arms, self.mode, self.asked.decision.gains)
+        best = rules.best(arms, self.mode, self.asked.decision.gains, self.asked.scale)
         if best is None or (not complete and not any(arm.action != _NOTHING for arm in arms)):
             reason = "workers on the trial were taken back" if replicas < self.replicas else "results are missing"
             return TrialVerdict(arms, None, why=reason)

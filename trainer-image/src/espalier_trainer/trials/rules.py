@@ -15,7 +15,7 @@ from typing import Final
 from pydantic import Field, ValidationError
 
 from espalier_core.base import Record
-from espalier_core.estimates.gains import EVIDENCE, RACING, SHARES, Evidence, seen
+from espalier_core.estimates.gains import EVIDENCE, RACING, SHARES, Belief, LossScale
 from espalier_core.types.advice import Action, ExpectedGain
 from espalier_core.types.job import Trials
 from espalier_core.types.report import Arm
@@ -80,14 +80,6 @@ _START_SECONDS: Final = 10.0
 """Seconds added to it for copying and growing the model, and for the evaluation, not measured there before."""
 
 
-UNTOLD: Final = ExpectedGain(mean=0.0, low=-0.04, high=0.04)
-"""Expected gain of a growth where the policy states none."""
-_INTERVAL: Final = 2 * 1.2816
-"""Width, in standard deviations, of a policy's intervals, which cover four cases of five."""
-_UNEXPLAINED: Final = 0.02
-"""Deviation of gains not covered by a policy's interval: its estimates differ less than models do."""
-
-
 def ranked(
     advised: Action, allowed: Sequence[Action], probabilities: Mapping[str, float], gains: Mapping[str, ExpectedGain]
 ) -> tuple[Action, ...]:
@@ -133,7 +125,9 @@ def slices(mode: Trials, growths: int) -> tuple[float, ...]:
     return (*narrowing, SHARES[mode])
 
 
-def behind(share: float, growths: Iterable[Arm], nothing: Arm | None, gains: Mapping[str, ExpectedGain]) -> set[str]:
+def behind(
+    share: float, growths: Iterable[Arm], nothing: Arm | None, gains: Mapping[str, ExpectedGain], scale: LossScale
+) -> set[str]:
     """Return the growths of a race that do not continue after a share of the remaining budget.
 
     Empty until all losses are known. `nothing` is None where the base is that arm.
@@ -147,7 +141,8 @@ def behind(share: float, growths: Iterable[Arm], nothing: Arm | None, gains: Map
     def promise(action: str) -> tuple[float, float]:
         if base is None:
             return 0.0, -found[action]
-        return believed(gains.get(action, UNTOLD), seen(base, found[action]), RACING[share]), -found[action]
+        belief = Belief.of(gains.get(action), scale.task)
+        return belief.after(scale.seen(base, found[action]), RACING[scale.task][share]), -found[action]
 
     ordered = sorted(found, key=promise, reverse=True)
     return set(ordered[KEPT[share] :])
@@ -176,7 +171,7 @@ def patience(seconds: float, tried: Sequence[Sequence[Action]]) -> float:
     return _START_SECONDS + _PATIENCE * seconds * max((len(each) for each in tried), default=0)
 
 
-def best(results: Iterable[Arm], mode: Trials, gains: Mapping[str, ExpectedGain]) -> Arm | None:
+def best(results: Iterable[Arm], mode: Trials, gains: Mapping[str, ExpectedGain], scale: LossScale) -> Arm | None:
     """Return the arm with the highest expected gain after the trial, `Nothing` where no gain is above 0.
 
     `gains` are the gains expected before. None where `Nothing` is not finished, as nothing can be compared then.
@@ -185,17 +180,14 @@ def best(results: Iterable[Arm], mode: Trials, gains: Mapping[str, ExpectedGain]
     nothing = finished.pop(str(Action.nothing()), None)
     if nothing is None or nothing.loss is None:
         return None
+    evidence = EVIDENCE[scale.task][mode]
     found = {
-        action: (believed(gains.get(action, UNTOLD), seen(nothing.loss, arm.loss), EVIDENCE[mode]), -arm.loss)
+        action: (
+            Belief.of(gains.get(action), scale.task).after(scale.seen(nothing.loss, arm.loss), evidence),
+            -arm.loss,
+        )
         for action, arm in finished.items()
         if arm.loss is not None
     }
     winner = max(found, key=lambda action: found[action], default=None)
     return finished[winner] if winner is not None and found[winner][0] > 0 else nothing
-
-
-def believed(expected: ExpectedGain, ratio: float, evidence: Evidence) -> float:
-    """Return the mean gain after a trial whose losses differ by `ratio` (`seen`): two normal distributions combined."""
-    prior = ((expected.high - expected.low) / _INTERVAL) ** 2 + _UNEXPLAINED**2
-    trust = prior / (prior + evidence.deviation**2)
-    return (1 - trust) * expected.mean + trust * evidence.slope * ratio

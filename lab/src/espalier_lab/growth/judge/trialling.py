@@ -13,7 +13,7 @@ from typing import Final
 
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
-from espalier_core.estimates.gains import SHARES
+from espalier_core.estimates.gains import ACCURACY_SCALE, SHARES, LossScale
 from espalier_core.types.advice import Action, ExpectedGain
 from espalier_core.types.job import Trials
 from espalier_core.types.outcomes import MARKS, ArmRecord, CaseRecord, MomentRecord
@@ -39,6 +39,7 @@ class Proposal:
     """Growths to try, the most promising first."""
     gains: Mapping[str, ExpectedGain] = field(default_factory=dict)
     """Expected gains by the action's text."""
+    scale: LossScale = ACCURACY_SCALE
 
 
 def proposal(policy: Policy, record: CaseRecord, moment: MomentRecord) -> Proposal:
@@ -50,7 +51,8 @@ def proposal(policy: Policy, record: CaseRecord, moment: MomentRecord) -> Propos
     given = {str(entry.action): entry.probability for entry in decision.probabilities}
     gains = {str(entry.action): entry.gain for entry in decision.probabilities if entry.gain is not None}
     allowed = tuple(entry.action for entry in decision.probabilities)
-    return Proposal(decision.action, ranked(decision.action, allowed, given, gains), gains)
+    scale = LossScale.of(record.task, {each.name: each.value for each in request.progress.metrics})
+    return Proposal(decision.action, ranked(decision.action, allowed, given, gains), gains, scale)
 
 
 def tried(case: JudgeCase, record: CaseRecord, setting: Setting, policy: Policy) -> TrialsRecord:
@@ -60,7 +62,7 @@ def tried(case: JudgeCase, record: CaseRecord, setting: Setting, policy: Policy)
     for moment in record.moments:
         proposed = proposal(policy, record, moment)
         outcome = {str(arm.action): arm.accuracy for arm in moment.arms}
-        confirmed = best(confirmation(proposed, moment), Trials.CONFIRM, proposed.gains)
+        confirmed = best(confirmation(proposed, moment), Trials.CONFIRM, proposed.gains, proposed.scale)
         confirm = outcome[_NOTHING]
         if confirmed is not None and confirmed.action != _NOTHING:
             run = run or CaseRun.begin(case, record.seed, setting.operations)
@@ -88,7 +90,7 @@ def confirmation(proposed: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
 
 def race_winner(proposed: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> Action:
     """Return the winner of a race with `gpus` extra GPUs."""
-    won = best(raced(proposed, moment, gpus), Trials.RACE, proposed.gains)
+    won = best(raced(proposed, moment, gpus), Trials.RACE, proposed.gains, proposed.scale)
     return next((arm.action for arm in moment.arms if won is not None and str(arm.action) == won.action), _DO_NOTHING)
 
 
@@ -103,7 +105,7 @@ def raced(proposed: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> tu
     gone: set[str] = set()
     for share in slices(Trials.RACE, growths)[:-1]:
         left = [arm for action, arm in found.items() if action.grows and arm.action not in gone]
-        gone |= behind(share, left, found[Action.nothing()], proposed.gains)
+        gone |= behind(share, left, found[Action.nothing()], proposed.gains, proposed.scale)
     return tuple(arm.model_copy(update={"loss": None}) if arm.action in gone else arm for arm in found.values())
 
 

@@ -19,10 +19,13 @@ from typing import Final
 from espalier_core.estimates.gains import HARM
 from espalier_core.types.advice import Action
 from espalier_core.types.outcomes import CaseRecord, MomentRecord
+from espalier_core.types.task import Task
 from espalier_lab.growth.judge.records import TrialRecord, TrialsRecord
 from espalier_lab.intervals import Interval
 
 RESAMPLES: Final = 2000
+_HARM: Final = HARM[Task.CLASSIFICATION]
+"""Records hold the quality of each task's model as a number between 0 and 1, like an accuracy."""
 _SEED: Final = 18
 
 
@@ -50,7 +53,7 @@ class JudgedMoment:
 
     def harm(self, advisor: str) -> bool:
         """Return whether the advisor does harm."""
-        return statistics.fmean(self.advised["none"]) - statistics.fmean(self.advised[advisor]) > HARM
+        return statistics.fmean(self.advised["none"]) - statistics.fmean(self.advised[advisor]) > _HARM
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +192,7 @@ def sentence(verdict: JudgeVerdict) -> str:
     if len(verdict.decisions) > len({one.share for one in verdict.decisions}):
         return _of_many(verdict)
     best = max(verdict.decisions, key=gain_of)
-    if gain_of(best) <= HARM:
+    if gain_of(best) <= _HARM:
         return "Growing does not pay for this model: no growth ends above the model as it is."
     low, high = _bounds(best, growths)
     sure = "" if low > 0 else ", but the seeds do not agree enough to be sure"
@@ -208,7 +211,7 @@ def _of_many(verdict: JudgeVerdict) -> str:
         "by all seeds but one, and judged by that one" if several else "and judged by the same seed, which flatters it"
     )
     return (
-        f"The best growth, chosen {chosen}, beats not growing in {sum(gain > HARM for gain in gains)} of {len(gains)} "
+        f"The best growth, chosen {chosen}, beats not growing in {sum(gain > _HARM for gain in gains)} of {len(gains)} "
         f"decisions, by {statistics.fmean(gains):+.3f} on average over all; "
         f"the advice gains {verdict.regret['none'] - verdict.regret['advice']:+.3f}."
     )

@@ -222,3 +222,16 @@ def test_a_worker_whose_place_its_job_is_lent_is_made_again_once_that_is_given_b
     planned = decide({"n": 1}, facts, worker("a", pin="n"), worker("a", role=WorkerRole.EXTRA, node="n"))
     (notice,) = planned.actions
     assert (type(notice), notice.job) == (NoticeReclaim, "a")
+
+
+def test_a_worker_whose_node_is_gone_is_made_again_once_its_job_has_given_back_its_loan() -> None:
+    """The plan after the notice made it again, though its GPU was still lent."""
+    facts = job("a", high=2, extra=1, **TRAINS)
+    workers = worker("a", pin="gone"), worker("a", role=WorkerRole.EXTRA, node="n")
+    (notice,) = decide({"n": 1}, facts, *workers).actions
+    assert isinstance(notice, NoticeReclaim)
+    asked = replace(facts, reclaim=Reclaim(extra=0, deadline=notice.deadline, reason=notice.reason), generation=1)
+    assert decide({"n": 1}, asked, *workers).actions == ()
+    again = Replace(job="a", workers=(0,), pinned=True, reason=Reason.GPU_LOST)
+    assert decide({"n": 1, "m": 1}, asked, *workers).actions == (again,)
+    assert decide({"n": 1}, replace(facts, extra=0), workers[0]).actions == (again,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Stopping, Worker
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Stopping, Worker, WorkerRole
 from espalier_operator.model.actions import Admit, Plan, Requeue, Stop
 from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
@@ -95,6 +95,17 @@ def test_a_job_is_spared_for_its_minimum_runtime() -> None:
     young = runs(job("young"), "n", since=NOW - 59)
     planned = decide(snapshot([young], job("new"), n=1), "new", "young")
     assert (planned.actions, planned.wake_at) == ((), NOW + 1)
+
+
+def test_a_job_that_would_give_back_its_loan_first_stops_at_once() -> None:
+    """It got notice, by its share or for its own lost worker, and the next plan stopped it."""
+    facts, (base,) = runs(job("old"), "n", service=30.0)
+    lent = replace(facts, extra=1, terms=replace(facts.terms, max_replicas=2), has_reported=True)
+    extra = replace(base, name="extra", role=WorkerRole.EXTRA)
+    stop = Stop(job="old", reason=Reason.PREEMPTED_BY_POLICY, deadline=NOW + 30)
+    assert decide(snapshot([(lent, [base, extra])], job("new", 2), n=2), "new", "old").actions == (stop,)
+    seen = snapshot([(lent, [extra])], job("new"), n=1)
+    assert plan(seen, LasPolicy(thresholds=(20.0,)), NOW).actions == (stop,)
 
 
 def test_one_stop_is_enough_and_its_gpus_go_to_the_one_that_it_was_for() -> None:

@@ -13,7 +13,8 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     allows it is stopped, with notice and not before `minRuntimeSeconds`: where its queue has borrowed its GPUs and a
     job waits for their quota, or where the policy preempts and an earlier job waits for them (`preemption`), or its own
     share is of another type of GPU and there is room for it there, or it has no share and makes that room, or its
-    node is about to go, or an EvictionRequest asks a base worker to leave.
+    node is about to go, or an EvictionRequest asks a base worker to leave. A job that stops gets no notice: it gives
+    back its extra workers too.
 5.  Every lent GPU has a holder that has reported, trains and may grow; GPUs that it may no longer hold, by its terms
     or by its share, are reclaimed. A GPU is reclaimed by a notice, followed by the holder's acknowledgement or the
     deadline. Only GPUs that no longer exist are released without a notice.

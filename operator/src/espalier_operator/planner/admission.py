@@ -206,9 +206,9 @@ class AdmissionStep:
         for holder in self._preemptible:
             if lacks <= sum(given.values()):
                 break
-            candidate = holder.gpu_type == gpu_type and holder.stopping is None
+            candidate = holder.gpu_type == gpu_type and self._record.may_stop(holder)
             borrowed = self._cycle.ledger.borrowed(holder.claim, gpu_type, lender=job.claim) - given[holder.terms.queue]
-            if not candidate or holder.key in self._record.touched or borrowed <= 0:
+            if not candidate or borrowed <= 0:
                 continue
             spared_until = (holder.admitted_at or 0.0) + holder.terms.min_runtime_seconds
             if self._cycle.now < spared_until:

@@ -56,7 +56,7 @@ class Claims:
         for job in cycle.preemptible() if left else ():
             nodes = cycle.worker_index.bound[job.key].values()
             is_there = any(left.get(node, 0) > 0 for node in nodes)
-            if is_there and job.stopping is None and job.key not in self._record.touched:
+            if is_there and self._record.may_stop(job):
                 moves.append(job)
                 for held_on in nodes:
                     left[held_on] = left.get(held_on, 0) - job.terms.gpus_per_worker
@@ -70,9 +70,7 @@ class Claims:
         cycle.reclaims.leave({each.name for each in asked})
         bases = {each.job for each in asked if each.role is WorkerRole.BASE}
         moves = [
-            job
-            for job in (cycle.preemptible() if bases else ())
-            if job.key in bases and job.stopping is None and job.key not in self._record.touched
+            job for job in (cycle.preemptible() if bases else ()) if job.key in bases and self._record.may_stop(job)
         ]
         cycle.stop(moves, Reason.EVICTION_REQUESTED)
         for job in moves:
@@ -107,8 +105,8 @@ class Claims:
             )
             if waits and (given_up := self._given_up(job, supply)) is not None:
                 self._record.act(given_up)
-            elif moved and self._cycle.reclaims.is_asked(job.key):
-                continue  # it gets its own loan back; its workers are recreated after that
+            elif moved and (self._cycle.reclaims.is_asked(job.key) or (job.reclaim and supply is Supply.LATER)):
+                continue  # it gets its own loan back, in this plan or a later one; its workers are recreated after that
             elif moved:  # even without another node for them yet: they would take uncounted GPUs
                 self._record.act(Replace(job=job.key, workers=moved, pinned=job.pinned, reason=Reason.GPU_LOST))
             elif obstacle(job) not in _BY_SCHEDULER or (supply is Supply.NOW and not waits):

@@ -266,10 +266,6 @@ class PlanningCycle:
         """Return the nodes on which reservations rely that `jobs`, wherever they run, could delay."""
         return self.reservations.relied_on(max(ends_by(job, self.now, self.rules) for job in jobs))
 
-    def is_busy(self, job: JobFacts) -> bool:
-        """Return whether a running job does not yield in this cycle, as others wait for GPUs that it gives back."""
-        return job.key in self.record.touched or self.reclaims.is_asked(job.key)
-
     def stop(self, jobs: Iterable[JobFacts], reason: Reason) -> None:
         """Stop running jobs, with time for a checkpoint."""
         for job in jobs:

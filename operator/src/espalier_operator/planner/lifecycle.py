@@ -238,16 +238,25 @@ class PlanBuilder:
         self.refusals: dict[str, Refusal] = {}
         self.touched: set[str] = set()
         """Jobs with an action in this cycle: nothing is lent to them or reclaimed from them."""
-        self._stopped: set[str] = set()
-        """Jobs that this plan stops."""
+        self._stopped, self._noticed = set[str](), set[str]()
+        """Jobs that this plan stops, and those that it only gives notice."""
         self.wake_at: float | None = None
 
     def act(self, action: Action) -> None:
-        """Add an action."""
+        """Add an action; a stop replaces the job's notice, as the job gives back its extra workers too."""
+        if isinstance(action, Stop) and action.job in self._noticed:
+            self.actions = [each for each in self.actions if each.job != action.job]
+            self._noticed.remove(action.job)
         self.actions.append(action)
-        self.touched.add(action.job)
         if isinstance(action, Stop):
             self._stopped.add(action.job)
+        elif isinstance(action, NoticeReclaim) and action.job not in self.touched:
+            self._noticed.add(action.job)
+        self.touched.add(action.job)
+
+    def may_stop(self, job: JobFacts) -> bool:
+        """Return whether this plan may stop a job: nothing has stopped it, and it has no action but a notice."""
+        return job.stopping is None and (job.key not in self.touched or job.key in self._noticed)
 
     def is_stopped(self, job: JobFacts) -> bool:
         """Return whether a job is stopped, by an earlier plan or this one: it has time to end in order."""

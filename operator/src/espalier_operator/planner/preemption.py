@@ -44,7 +44,7 @@ class Preemptor:
     ) -> tuple[NodePool, list[JobFacts]] | None:
         """Reserve room for all base workers of `taker` on the first possible node pool; return it and the jobs to stop.
 
-        No job on the nodes `kept` yields, and no busy job.
+        No job on the nodes `kept` yields, and none that this plan may not stop.
         """
         gpus, workers = taker.terms.gpus_per_worker, taker.terms.min_replicas
         for node_pool in node_pools:
@@ -84,9 +84,7 @@ class Preemptor:
                 continue
             if not self._order.is_before(taker, holder):
                 break
-            if holder.stopping is not None or self._cycle.is_busy(holder):
-                continue
-            if self.may_yield(holder):
+            if self._cycle.record.may_stop(holder) and self.may_yield(holder):
                 found.append(holder)
         # Each of the others, once stopped, takes the GPUs of later ones: two would stop instead of one.
         idle = sorted((each for each in found if self._order.waits(each)), key=self.lost)
@@ -208,8 +206,7 @@ class GpuTypeMigrations:
             for job in self._preemptor.running
             if (self._order.is_elsewhere(job) or self._order.waits(job))
             and job.terms.gpus_per_worker
-            and job.stopping is None
-            and not self._cycle.is_busy(job)
+            and self._cycle.record.may_stop(job)
             and self._preemptor.may_yield(job)
         ]
 

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from espalier_core.estimates.bids import LEAST_POINTS
 from espalier_core.growth.architecture import Architecture, Layer
 from espalier_core.types.advice import Action, AdviceRequest, ExpectedGain, Progress
 from espalier_core.types.job import AdaptiveTrainingJob, Insertion, Trials
-from espalier_core.types.measurements import GrowthForecast
+from espalier_core.types.measurements import BidUse, GrowthForecast
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationSource, Metric
 from espalier_core.types.task import Score, Task
@@ -136,6 +137,21 @@ def test_a_run_reports_what_growing_would_gain_and_in_the_end_nothing(
     assert alone.reporter.report.measurements.growth.gain == 0.02
     kept = run(make_job(maxReplicas=1), forecaster=forecaster, advisor=Scripted(()))
     assert kept.reporter.report.measurements.growth is None, "it can be lent nothing"
+
+
+def test_a_run_reports_what_the_next_gpu_is_worth_to_it(
+    run: Callable[..., Any], make_job: Callable[..., AdaptiveTrainingJob]
+) -> None:
+    def forecaster(request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
+        growth = request.actions()[0]
+        return decision(growth, {str(growth): GAINS[str(GROWTH)]})
+
+    job = make_job(training={"elasticBatch": "keepGlobal"}, timeBudgetSeconds=2)
+    measured = run(job, forecaster=forecaster, advisor=Scripted(())).reporter.report.measurements
+    assert len(measured.scores) > LEAST_POINTS
+    assert {bid.use for bid in measured.bids} == {BidUse.WORKER, BidUse.GROWTH, BidUse.NOTHING}
+    fixed = make_job(adaptation={"mode": "Off"})
+    assert [bid.use for bid in run(fixed).reporter.report.measurements.bids] == [BidUse.NOTHING]
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, Self
 
 from espalier_core.types.measurements import GradientNoise, Measurements
+from espalier_core.types.training import BatchSizing, TrainingSpec
 
 LEAST_SECONDS: Final = 1e-8
 """Minimum used in place of 0, which has no logarithm."""
@@ -277,6 +278,15 @@ class BatchLimits:
     max_pass_size: int | None = None
     """Maximum number of examples that a worker computes in one pass, for its memory; None: no limit."""
 
+    @classmethod
+    def of(cls, training: TrainingSpec, batch_size: int | None = None) -> Self | None:
+        """Return the limits of a job, by its loop's `batch_size` if that is another; None: the size is fixed."""
+        size = batch_size or training.batch_size
+        if training.batch is BatchSizing.FIXED:
+            return None
+        most = training.max_batch_size or size
+        return cls(batch_size=size, max_batch_size=most, max_pass_size=training.max_batch_size_per_worker)
+
     @property
     def most(self) -> int:
         """The largest multiple of m₀."""
@@ -347,3 +357,59 @@ def best(
 
 def _best(choices: Iterable[Choice]) -> Choice:
     return max(choices, key=lambda each: (each.goodput, -each.batches))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkSpeed:
+    """The speed of a job with any number of workers, by the throughput model fitted to its measurements.
+
+    The prior, as in Pollux (OSDI 2021, 4.1): an unmeasured job scales perfectly, so it is tried and measured.
+    """
+
+    speeds: tuple[StepTime, ...]
+    base: int
+    """Number of its base workers."""
+    scales_batch: bool = False
+    """Each worker has as many examples in a step as a base worker; otherwise all share those of the base workers."""
+    limits: BatchLimits | None = None
+    """Limits of a job whose trainer chooses the batch size; None: its batch size is fixed."""
+    noise_scale: float | None = None
+
+    def seconds(self, nodes: int, workers: int) -> float:
+        """Return the seconds in which `workers` workers do the work of one step of the base workers."""
+        model = fitted(self.speeds)
+        if model is None:
+            return self.base / max(1, workers)  # in seconds of one step of the base workers: the unit cancels out
+        limits = self.limits
+        if limits is not None and self.noise_scale is not None:
+            noise = GradientNoise(squared_norm=1.0, variance=self.noise_scale, samples=1)  # only the ratio counts
+            found = best(model, noise, limits, nodes, workers)
+            size = found.batches * limits.batch_size / max(1, workers)
+            # Seconds of a step, divided by the author's steps with the same progress.
+            return self._corrected(model, nodes, workers, size, found.passes) / gain(
+                noise, limits.batch_size, found.batches
+            )
+        if self.scales_batch:
+            batch = self._examples() / self.base
+            return self._corrected(model, nodes, workers, batch) * self.base / max(1, workers)
+        return self._corrected(model, nodes, workers, self._examples() / max(1, workers))
+
+    def _corrected(self, model: Throughput, nodes: int, workers: int, batch_size: float, passes: int = 1) -> float:
+        """Return the model's seconds, times its error at the measurement with the most similar workers, then batch.
+
+        So measurements hold where the model does not fit: workers that share cores, for example, compute more slowly.
+        """
+
+        def distance(point: StepTime) -> tuple[float, int, float]:
+            other = abs(math.log(point.batch_size / max(1.0, batch_size)))
+            return abs(math.log(point.workers / max(1, workers))), abs(point.nodes - nodes), other
+
+        near = min(self.speeds, key=distance)
+        known = max(LEAST_SECONDS, model.step_seconds(near.nodes, near.workers, near.batch_size, near.passes))
+        seconds = model.step_seconds(nodes, workers, batch_size, passes)
+        return max(LEAST_SECONDS, near.step_seconds / known * seconds)
+
+    def _examples(self) -> float:
+        """Return the examples of one step of the base workers."""
+        last = self.speeds[-1]
+        return float(last.batch_size * (self.base if self.scales_batch else last.workers))

@@ -7,6 +7,7 @@ bounded, whatever its writer.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import Final
 
 from pydantic import Field
@@ -17,6 +18,10 @@ MAX_CONFIGURATIONS: Final = 16
 """Maximum number of entries of `measurements.speeds`; the newest are kept."""
 MAX_LOSS_POINTS: Final = 64
 """Maximum number of points of `measurements.losses`; beyond it, pairs of points are merged."""
+MAX_SCORES: Final = 32
+"""Maximum number of points of `measurements.scores`; beyond it, every other point is left out."""
+MAX_BIDS: Final = 12
+"""Maximum number of entries of `measurements.bids`."""
 
 
 class Configuration(Record):
@@ -89,6 +94,50 @@ class GrowthForecast(Record):
     """Seconds for which extra workers are needed until the model has grown: to the end of an epoch, and for trials."""
 
 
+class ScorePoint(Record):
+    """The score at an evaluation on the validation split."""
+
+    work: float = Field(gt=0, le=MAX_NUMBER)
+    """Epochs trained by then, whatever the number of workers."""
+    value: float
+    """Value of the job's measure."""
+
+
+class BidUse(StrEnum):
+    """A use of a job's next GPU, that of an extra worker."""
+
+    WORKER = "Worker"
+    """It trains with the others."""
+    GROWTH = "Growth"
+    """The model grows; the GPU is needed until then."""
+    TRIAL = "Trial"
+    """It tries growths, of which the model then takes the best, or none."""
+    NOTHING = "Nothing"
+    """None. The entry says that it is known what growing would gain."""
+
+
+class Bid(Record):
+    """The worth of one more GPU to a job, for one use (docs/spare-gpu.md)."""
+
+    use: BidUse
+    """The use."""
+    workers: int = Field(ge=1, le=MAX_NUMBER)
+    """Number of the job's workers with it: for `Worker` there is a bid for each number."""
+    gain: float = Field(ge=-1, le=1)
+    """Expected gain in the final measure, divided by what the job will lack of a perfect one without spare GPUs."""
+    low: float = Field(ge=-1, le=1)
+    """Lower end of the interval that is to contain four of five outcomes."""
+    high: float = Field(ge=-1, le=1)
+    """Upper end of that interval."""
+    seconds: float = Field(ge=0, le=YEAR_SECONDS)
+    """Seconds for which the GPU is needed."""
+
+    @property
+    def rate(self) -> float:
+        """Gain per second of the loan; divided by the GPUs of a worker, it is what bids are compared by."""
+        return self.gain / max(1.0, self.seconds)
+
+
 class Measurements(Record):
     """All measurements of a job, and the expectation of its agent."""
 
@@ -99,11 +148,15 @@ class Measurements(Record):
     """The training loss from the first step on, at equal distances."""
     growth: GrowthForecast | None = None
     """The newest forecast; None where the agent has not been asked, or does not give one."""
+    scores: tuple[ScorePoint, ...] = Field(default=(), max_length=MAX_SCORES)
+    """The scores of evaluations, the newest last."""
+    bids: tuple[Bid, ...] = Field(default=(), max_length=MAX_BIDS)
+    """The worth of the next GPUs by use; empty: not known yet."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was measured or forecast."""
-        return not (self.speeds or self.gradient or self.losses or self.growth)
+        return not (self.speeds or self.gradient or self.losses or self.growth or self.scores or self.bids)
 
 
 def configuration_of(speed: Speed) -> tuple[int, int, int, int, int, str]:
@@ -112,13 +165,20 @@ def configuration_of(speed: Speed) -> tuple[int, int, int, int, int, str]:
 
 
 def has_new_configuration(before: Measurements, after: Measurements) -> bool:
-    """Return whether a configuration was measured, or growth forecast, for the first time, or the forecast gain has
-    become 0 or positive again; policies may then decide otherwise at once.
+    """Return whether a configuration was measured, or growth forecast or a GPU bid for, for the first time, or the
+    forecast gain, or the gain by any GPU, has become 0 or positive again; policies may then decide otherwise at once.
     """
     known = set(map(configuration_of, before.speeds))
     if any(configuration_of(speed) not in known for speed in after.speeds):
         return True
+    if bool(before.bids) != bool(after.bids) or (wants_more(before.bids) != wants_more(after.bids)):
+        return True
     return after.growth is not None and (before.growth is None or (before.growth.gain > 0) != (after.growth.gain > 0))
+
+
+def wants_more(bids: Iterable[Bid]) -> bool:
+    """Return whether any use of a GPU is worth more than nothing."""
+    return any(bid.gain > 0 for bid in bids)
 
 
 def merged(before: Measurements, after: Measurements) -> Measurements:
@@ -133,6 +193,8 @@ def merged(before: Measurements, after: Measurements) -> Measurements:
         gradient=after.gradient or before.gradient,
         losses=after.losses or before.losses,
         growth=after.growth or before.growth,
+        scores=after.scores or before.scores,
+        bids=after.bids or before.bids,
     )
 
 
@@ -141,6 +203,8 @@ def differs(before: Measurements, after: Measurements, share: float) -> bool:
     if [*map(configuration_of, before.speeds)] != [*map(configuration_of, after.speeds)]:
         return True
     if (before.gradient is None) != (after.gradient is None) or (before.growth is None) != (after.growth is None):
+        return True
+    if [(bid.use, bid.workers) for bid in before.bids] != [(bid.use, bid.workers) for bid in after.bids]:
         return True
     return any(abs(new - old) > share * max(abs(new), abs(old)) for old, new in _figures(before, after))
 
@@ -156,4 +220,6 @@ def _figures(before: Measurements, after: Measurements) -> Iterable[tuple[float,
     if before.growth is not None and after.growth is not None:
         yield before.growth.gain, after.growth.gain
         yield before.growth.seconds, after.growth.seconds
+    for bid, now in zip(before.bids, after.bids, strict=True):
+        yield bid.rate, now.rate
     yield (before.losses[-1].step if before.losses else 0, after.losses[-1].step if after.losses else 0)

@@ -10,9 +10,7 @@ from espalier_core.types.job import (
     AdaptationMode,
     AdaptiveTrainingJob,
     BasePreemption,
-    BatchSizing,
     ElasticBatch,
-    TrainingSpec,
 )
 from espalier_core.types.measurements import GrowthForecast
 from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE
@@ -113,22 +111,12 @@ class JobTerms:
             program=spec.program is not None,
             trains_together=spec.training.elastic_batch is not None,
             scales_batch=spec.training.elastic_batch is ElasticBatch.SCALE_LINEAR,
-            batch_limits=_batch_limits(spec.training),
+            batch_limits=BatchLimits.of(spec.training),
             suspend=spec.suspend,
             backoff_limit=spec.backoff_limit,
             max_preemptions=spec.max_preemptions,
             pre_running_deadline_seconds=spec.pre_running_deadline_seconds,
         )
-
-
-def _batch_limits(training: TrainingSpec) -> BatchLimits | None:
-    if training.batch is BatchSizing.FIXED:
-        return None
-    return BatchLimits(
-        batch_size=training.batch_size,
-        max_batch_size=training.max_batch_size or training.batch_size,
-        max_pass_size=training.max_batch_size_per_worker,
-    )
 
 
 def grace_of(job: AdaptiveTrainingJob, least_seconds: float, scale: float = 1.0) -> float:

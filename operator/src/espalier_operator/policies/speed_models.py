@@ -20,16 +20,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from espalier_core.estimates.goodput import LEAST_SECONDS, StepTime, Throughput, best, fitted, gain, on_type
-from espalier_core.types.measurements import GradientNoise
+from espalier_core.estimates.goodput import LEAST_SECONDS, Throughput, WorkSpeed, fitted, on_type
 from espalier_operator.model import JobFacts, Snapshot
 from espalier_operator.model.constraints import Constraints
 from espalier_operator.model.queues import QueueUsage
 from espalier_operator.policies.view import SpeedModel
 
-PRIOR_STEP_SECONDS = 1.0
-"""Seconds of a step of an unmeasured job with its base workers. Policies multiply it by the number of steps that fit
-into the budget, so it cancels out."""
 _SWEEPS: Final = 50
 """Iterations of the fit; each brings rows and columns closer to the measurements."""
 _RIDGE: Final = 1e-3
@@ -63,22 +59,14 @@ class MeasuredSpeedModel:
 
     def seconds(self, nodes: int, workers: int) -> float:
         """Return the same for workers on this number of nodes."""
-        base = self.job.terms.min_replicas
-        model = fitted(self.job.speeds)
-        if model is None:
-            return PRIOR_STEP_SECONDS * base / max(1, workers)
-        limits, noise = self.job.terms.batch_limits, self._noise()
-        if limits is not None and noise is not None:
-            found = best(model, noise, limits, nodes, workers)
-            size = found.batches * limits.batch_size / max(1, workers)
-            # Seconds of a step, divided by the author's steps with the same progress.
-            return self._corrected(model, nodes, workers, size, found.passes) / gain(
-                noise, limits.batch_size, found.batches
-            )
-        if self.job.terms.scales_batch:
-            batch = self._examples() / base
-            return self._corrected(model, nodes, workers, batch) * base / max(1, workers)
-        return self._corrected(model, nodes, workers, self._examples() / max(1, workers))
+        terms = self.job.terms
+        return WorkSpeed(
+            speeds=self.job.speeds,
+            base=terms.min_replicas,
+            scales_batch=terms.scales_batch,
+            limits=terms.batch_limits,
+            noise_scale=self.job.noise_scale,
+        ).seconds(nodes, workers)
 
     def goodput(self, nodes: int, workers: int) -> float:
         """Return the work per second, in steps of the base workers; at the best batch size if trainers choose it."""
@@ -88,31 +76,6 @@ class MeasuredSpeedModel:
     def model(self) -> Throughput | None:
         """The fitted model; None where nothing was measured."""
         return fitted(self.job.speeds)
-
-    def _noise(self) -> GradientNoise | None:
-        scale = self.job.noise_scale  # only the ratio counts
-        return None if scale is None else GradientNoise(squared_norm=1.0, variance=scale, samples=1)
-
-    def _corrected(self, model: Throughput, nodes: int, workers: int, batch_size: float, passes: int = 1) -> float:
-        """Return the model's seconds, times its error at the measurement with the most similar workers, then batch.
-
-        So measurements hold where the model does not fit: workers that share cores, for example, compute more slowly.
-        """
-
-        def distance(point: StepTime) -> tuple[float, int, float]:
-            other = abs(math.log(point.batch_size / max(1.0, batch_size)))
-            return abs(math.log(point.workers / max(1, workers))), abs(point.nodes - nodes), other
-
-        near = min(self.job.speeds, key=distance)
-        known = max(LEAST_SECONDS, model.step_seconds(near.nodes, near.workers, near.batch_size, near.passes))
-        seconds = model.step_seconds(nodes, workers, batch_size, passes)
-        return max(LEAST_SECONDS, near.step_seconds / known * seconds)
-
-    def _examples(self) -> float:
-        """Return the examples of one step of the base workers."""
-        last = self.job.speeds[-1]
-        workers = self.job.terms.min_replicas if self.job.terms.scales_batch else last.workers
-        return float(last.batch_size * workers)
 
 
 def speed_models_of(snapshot: Snapshot, jobs: Iterable[JobFacts], now: float) -> dict[str, SpeedModel]:

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import torch
 
 from espalier_core.estimates.goodput import BatchLimits, Choice, best, choice, fitted, gain, on_type, step_times
-from espalier_core.types.job import BatchSizing, ElasticBatch, TrainingSpec
+from espalier_core.types.job import ElasticBatch, TrainingSpec
 from espalier_core.types.measurements import Measurements
 from espalier_trainer.checkpoints.document import BatchState
 from espalier_trainer.elastic.membership import Portion, fixed_portion
@@ -285,14 +285,10 @@ def batching_of(
     training: TrainingSpec, batch_size: int, optimizer: torch.optim.Optimizer, *, accumulates: bool = True
 ) -> Batching:
     """Return the strategy for a job whose loop has batches of `batch_size` examples."""
-    if training.batch is BatchSizing.FIXED:
+    limits = BatchLimits.of(training, batch_size)
+    if limits is None:
         passes = training.accumulation if accumulates else 1
         return FixedBatching(training.elastic_batch or ElasticBatch.KEEP_GLOBAL, passes)
-    limits = BatchLimits(
-        batch_size=batch_size,
-        max_batch_size=training.max_batch_size or batch_size,
-        max_pass_size=training.max_batch_size_per_worker,
-    )
     # AdaScale's rule is for plain gradient descent. In a user's loop, a worker that is alone cannot compute a step in
     # passes, and takes the noise to be larger than it is: there, the square root is the safe choice.
     adaptive = not (accumulates and isinstance(optimizer, torch.optim.SGD))

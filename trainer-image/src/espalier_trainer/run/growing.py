@@ -19,6 +19,7 @@ from espalier_trainer.elastic.team import Team
 from espalier_trainer.growth.advisor import AdvisorBackoff
 from espalier_trainer.growth.consultation import Adapter, Advised, Consultation
 from espalier_trainer.growth.forecasting import Forecasting, report_outcome
+from espalier_trainer.run.bidding import Bidding
 from espalier_trainer.training.network import Network
 from espalier_trainer.training.progress import Ending
 
@@ -59,6 +60,7 @@ class Growth:
         self._trials = Trials.OFF if cannot_try else job.spec.adaptation.trials
         self._trial: GrowthTrial | None = None
         self._forecasting = Forecasting(services.forecaster, services.scheduler, self._trials)
+        self._bidding = Bidding(services.clock)
         self._lent: tuple[int, float] | None = None
         """Generation of the allocation whose extra workers growth waits for, and used seconds when waiting began."""
         self._declined: int | None = None
@@ -153,6 +155,7 @@ class Growth:
         if self._adapter is not None and self._may_grow:
             question = partial(self._adapter.question, run.state.network, run.progress, run.allocation)
         run.meter.growth = self._forecasting.look(question)
+        run.meter.bids = self._bidding.look(run, self._trials)
 
     def _asked(self, adapter: Adapter, network: Network) -> Advised:
         run = self._run

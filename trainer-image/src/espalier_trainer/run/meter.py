@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
 import torch
 
-from espalier_core.types.measurements import GrowthForecast, Measurements
+from espalier_core.types.measurements import MAX_SCORES, Bid, GrowthForecast, Measurements, ScorePoint
 from espalier_trainer.elastic.membership import ONE, Portion
 from espalier_trainer.elastic.step import StepResult
 from espalier_trainer.measuring.gradients import Noise, Stopwatch, Successive
@@ -35,6 +36,9 @@ class RunMeter:
         self._sampling, self._successive = NoiseSampling(), Successive()
         self.growth: GrowthForecast | None = None
         """The agent's forecast of growing, set by the run; None if unknown."""
+        self.bids: tuple[Bid, ...] = ()
+        """The worth of the next GPUs, set by the run; empty if unknown."""
+        self._scores: list[ScorePoint] = []
         self._alone_cost = 0.0
         """Seconds spent on the first of two successive gradients."""
         self._joint: StepResult | None = None
@@ -47,12 +51,13 @@ class RunMeter:
             self._speeds = StepSpeeds(measurements.speeds, gpu_type=self._gpu_type)
             self._noise = Noise(measurements.gradient)
             self._losses = LossCurve(measurements.losses)
+            self._scores = list(measurements.scores)
 
     def network_changed(self, network: Network) -> None:
-        """Record a change of the trained network, to which the noise belongs."""
+        """Record a change of the trained network, to which the noise and the curve of scores belong."""
         parameters = network.parameters
         if parameters != self._parameters:
-            self._noise = Noise()
+            self._noise, self._scores = Noise(), self._scores[-1:]
         self._parameters = parameters
         self._speeds.changed()
         self._successive.forget()
@@ -98,6 +103,15 @@ class RunMeter:
         key = place.nodes, place.workers, examples, self._parameters, portion.passes
         self._speeds.add(key, seconds, joint.sync_seconds)
 
+    def validated(self, work: float, value: float) -> None:
+        """Record the score of an evaluation after `work` epochs."""
+        if not math.isfinite(value):
+            return
+        self._scores = [point for point in self._scores if point.work < work]
+        if len(self._scores) == MAX_SCORES:
+            self._scores = self._scores[1::2]
+        self._scores.append(ScorePoint(work=work, value=value))
+
     def measured(self) -> Measurements:
         """Return the measurements so far."""
         return Measurements(
@@ -105,6 +119,8 @@ class RunMeter:
             gradient=self._noise.measured(),
             losses=self._losses.measured(),
             growth=self.growth,
+            scores=tuple(self._scores),
+            bids=self.bids,
         )
 
     def _look_alone(self, joint: StepResult, network: Network) -> None:

@@ -72,7 +72,7 @@ def updated(row: JobRow, event: AnyEvent) -> JobRow:
             adaptation = event.adaptation
             return replace(
                 row,
-                decision=f"{adaptation.action} ({adaptation.result})",
+                decision=f"{adaptation.action} ({adaptation.outcome})",
                 depth=adaptation.depth_after,
                 parameters=adaptation.parameters_after,
             )

@@ -271,12 +271,18 @@ def _draw_labels(axes: Axes, labels: Iterable[Label]) -> None:
 _KINDS: Final[dict[str, dict[str, Any]]] = {
     "GPUs came or went": {"color": BLUE, "lw": 1, "ls": ":"},
     "the model grew": {"color": BROWN, "lw": 1, "ls": "--"},
+    "the model grew, tried first": {"color": BROWN, "lw": 1, "ls": "-"},
+    "growth declined, tried first": {"color": BROWN, "lw": 1, "ls": ":"},
+    "growth declined": {"color": BROWN, "lw": 1, "ls": (0, (1, 4))},
+    "growth unknown": {"color": GREY, "lw": 1, "ls": (0, (1, 4))},
     "steps are computed faster": {"color": GREEN, "lw": 1, "ls": "--"},
     "the trainer was started again": {"color": GREY, "lw": 1, "ls": "-."},
 }
 _MARKS: Final = {
     AdaptationResult.GROWN: "the model grew",
     AdaptationResult.REWRITTEN: "steps are computed faster",
+    AdaptationResult.DECLINED: "growth declined",
+    AdaptationResult.UNKNOWN: "growth unknown",
 }
 
 
@@ -295,7 +301,8 @@ def _kind(event: AnyEvent) -> str:
     if isinstance(event, AllocationChanged) and event.allocation.direction != "none" and event.used_seconds > 0:
         return "GPUs came or went"
     if isinstance(event, AdaptationFinished):
-        return _MARKS.get(event.adaptation.result, "")
+        mark = _MARKS.get(event.adaptation.result, "")
+        return f"{mark}, tried first" if mark and event.adaptation.basis == "tried" else mark
     return "the trainer was started again" if isinstance(event, TrainerStarted) and event.resumed else ""
 
 

@@ -71,7 +71,7 @@ LABELS: Final = {
     "phase": "`status.phase` of the job",
     "reason": "one of the reasons of the API (reasons.md)",
     "result": "for jobs `Complete` or `Failed`; "
-    "for adaptations `Grown`, `Declined`, `DryRun`, `Failed`, `Shrunk`, `Kept`, `Rewritten`, `Reverted`",
+    "for adaptations `Grown`, `Declined`, `Unknown`, `DryRun`, `Failed`, `Shrunk`, `Kept`, `Rewritten`, `Reverted`",
     "gpu_type": "value of the node label that distinguishes GPU types",
     "node": "the name of a node",
     "state": "use of a GPU: `base`, `extra`, `others`, `free`, `unavailable`",

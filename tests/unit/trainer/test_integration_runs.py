@@ -27,7 +27,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 import espalier_trainer.trials.rules as rules
 
-rules.best = lambda arms, manner, gains: next((each for each in arms if each.action != "Nothing" and each.loss), None)
+rules.best = lambda arms, *_: next((each for each in arms if each.action != "Nothing" and each.loss), None)
 torch.manual_seed(0)
 inputs = torch.randn(320, 8)
 labels = (inputs.sum(1) > 0).long() + (inputs[:, 0] > 0).long()

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import espalier_trainer.trials.rules as rules
 from espalier_trainer.own import join
 
-rules.best = lambda arms, manner, gains: next((each for each in arms if each.loss is not None and {wins}), None)
+rules.best = lambda arms, *_: next((each for each in arms if each.loss is not None and {wins}), None)
 
 torch.manual_seed(0)
 inputs = torch.randn(480, 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from espalier_core.types.advice import Action, AdviceRequest, OutcomeReport
+from espalier_core.types.advice import Action, AdviceRequest, ExpectedGain, Familiarity, OutcomeReport
 from espalier_core.types.events import (
     NOT_GROWABLE,
     AdaptationFinished,
@@ -114,6 +115,35 @@ def test_extra_gpus_are_answered_by_growth_at_the_next_epoch(run, make_job):
     assert [adaptation.result for adaptation in rest] == [AdaptationResult.DECLINED] * 2
     assert done.trainer.network.architecture.growth_history == {"block0": 1}
     assert done.reporter.report.acknowledged_generation == 1
+
+
+class Stranger(Scripted):
+    """Has learned from other models than those that it is asked about."""
+
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
+        found = super().advise(request, wall_seconds)
+        gains = {str(BLOCK0): ExpectedGain(mean=0.02, low=0.01, high=0.03)}
+        return replace(found, familiarity=Familiarity(known=False, outside=("log parameters 21.3",)), gains=gains)
+
+
+@pytest.mark.parametrize(
+    ("trials", "advised", "result"),
+    [
+        ("Off", (BLOCK0,), AdaptationResult.GROWN),  # the advice decides
+        ("Off", (), AdaptationResult.UNKNOWN),
+        ("Auto", (BLOCK0,), AdaptationResult.UNKNOWN),  # nobody can try it: extra workers are not there
+    ],
+)
+def test_advice_about_a_model_that_the_policy_does_not_know_is_unknown(run, make_job, trials, advised, result):
+    job = make_job(adaptation={"trials": trials, "maxAdaptations": 1}, training={"elasticBatch": "keepGlobal"})
+    done = run(job, advisor=Stranger(advised), up_at=0.1)
+    (adaptation,) = done.result.adaptations
+    assert adaptation.result is result
+    assert adaptation.outside == ("log parameters 21.3",)
+    if result is AdaptationResult.UNKNOWN:
+        assert adaptation.message == "not learned from: log parameters 21.3"
+        assert (adaptation.basis, adaptation.outcome) == ("unknown", "Unknown")
+        assert done.trainer.network.depth == 4
 
 
 def test_consultations_are_one_an_epoch_and_no_more_than_max_adaptations(run, make_job):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from espalier_core.estimates.gains import ACCURACY_SCALE, EVIDENCE, RACING, SHARES, Belief, LossScale
+from espalier_core.estimates.gains import ACCURACY_SCALE, EVIDENCE, RACING, SHARES, SPREAD, Belief, LossScale
 from espalier_core.types.advice import Action, ExpectedGain
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.job import Insertion, Trials
@@ -24,7 +24,7 @@ from espalier_trainer.growth.advisor import AdvisorDecision
 from espalier_trainer.growth.consultation import Advised
 from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.trials import rules
-from espalier_trainer.trials.growth_trial import GrowthTrial, TrialConditions, begun
+from espalier_trainer.trials.growth_trial import GrowthTrial, TrialConditions, begun, weighed
 from espalier_trainer.trials.rules import TrialOrder, TrialResult
 from espalier_trainer.trials.solo import SoloStep, SoloTrial
 from espalier_trainer.user_loop.state import UserState
@@ -72,7 +72,7 @@ def results(of: GrowthTrial, found: dict[str, float | None]) -> dict[str, str]:
 
 
 @given(
-    st.sampled_from(Trials),
+    st.sampled_from([Trials.OFF, Trials.CONFIRM, Trials.RACE]),  # Auto becomes one of them
     st.sampled_from(ALLOWED),
     st.lists(st.floats(0, 1), min_size=7, max_size=7),
     st.integers(0, 9),
@@ -448,3 +448,54 @@ def test_the_losses_of_the_epoch_that_an_arm_is_in_are_kept_with_it(
     found = held.capture().state
     assert (found.epoch, found.cursor, found.epoch_loss_sum) == (epoch, cursor, total)
     assert loop.left == [(epoch, True)]
+
+
+def weighed_trial(mode: Trials, workers: int, **options: Any) -> tuple[Advised, GrowthTrial | None]:
+    names = tuple(f"worker{number}" for number in range(workers))
+    now = TrialConditions(mode, names, workers + 1, 100.0, RATES, 7, **options)
+    advised = weighed(asked(), now)
+    return advised, begun(advised, None, now, lambda: 0.0)
+
+
+def test_auto_races_a_growth_that_nobody_knows():
+    advised, found = weighed_trial(Trials.AUTO, 2)
+    assert found is not None
+    assert found.mode is advised.worth.kind is Trials.RACE
+    assert advised.untried == f"not tried first: {advised.worth}"
+
+
+def test_auto_tries_nothing_without_workers_and_nothing_short_of_a_growth_that_unfolds():
+    assert weighed_trial(Trials.AUTO, 0) == (asked(), None)
+    assert weighed_trial(Trials.AUTO, 1, base=2, confirms=False)[1] is None
+    assert weighed_trial(Trials.AUTO, 1, loss=1.0, confirms=False)[1].mode is Trials.RACE
+
+
+@given(
+    st.lists(st.tuples(st.floats(-0.2, 0.2), st.floats(0, 0.3)), min_size=1, max_size=6),
+    st.sampled_from(Task),
+    st.integers(0, 6),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_the_worth_of_a_trial_is_that_of_arms_which_the_workers_can_try(found, task, workers, base, races, confirms):
+    growths = POINTS[: len(found)]
+    gains = {str(action): expects(*one) for action, one in zip(growths, found, strict=False)}
+    best = rules.worth(growths, gains, task, workers, base=base, races_base=races, confirms=confirms)
+    if best is None:
+        assert not workers or (not confirms and workers == 1)
+        return
+    assert workers
+    assert confirms or best.kind is Trials.RACE
+    tried = rules.arms(best.kind, growths, workers, base=base if races else 0)
+    assert rules.keeps_winner(best.kind, tried) == (best.kind is Trials.RACE)
+    assert 0 < best.cost <= 0.1 * SPREAD[task] * workers * SHARES[best.kind] * 2
+
+
+@given(st.sampled_from([Trials.CONFIRM, Trials.RACE]), st.integers(1, 9))
+def test_workers_are_lent_until_their_arm_ends(mode, workers):
+    tried = rules.arms(mode, POINTS, workers)
+    most = SHARES[mode] * sum(map(len, tried))
+    assert 0 < rules.lent(mode, tried) <= most + 1e-9
+    if len(tried) <= 3:  # nothing is narrowed
+        assert rules.lent(mode, tried) == pytest.approx(most)

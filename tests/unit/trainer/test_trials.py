@@ -27,7 +27,7 @@ PACE = 0.01
 BATCHES = 17
 """In an epoch."""
 
-GROWTH_WINS = "rules.best = lambda arms, manner, gains: next((each for each in arms if each.action != 'Nothing'), None)"
+GROWTH_WINS = "rules.best = lambda arms, *_: next((each for each in arms if each.action != 'Nothing'), None)"
 NOTHING_WINS = GROWTH_WINS.replace("!=", "==")
 
 THERE_AT_ONCE = """

@@ -271,7 +271,7 @@ def adaptation_line(adaptation: Adaptation) -> str:
     sure = f" ({', '.join(f'{action} {chance:.2f}' for action, chance in likely)})" if likely else ""
     verb = "tried" if adaptation.source is AdaptationSource.MEASUREMENT else "advised"
     when = f"At {duration(adaptation.used_seconds)}"
-    text = f"{when}: {adaptation.decider} {verb} {adaptation.action}{sure}: {adaptation.result}"
+    text = f"{when}: {adaptation.decider} {verb} {adaptation.action}{sure}: {adaptation.outcome}"
     if adaptation.depth_after != adaptation.depth_before:
         text += (
             f", depth {adaptation.depth_before} -> {adaptation.depth_after}, parameters "

@@ -19,7 +19,7 @@ from espalier_core.growth.architecture import Architecture, mixes
 from espalier_core.growth.deepen import DEEPEN
 from espalier_core.growth.widen import WIDEN
 from espalier_core.types.allocation import Allocation
-from espalier_core.types.report import MAX_ARMS, Arm, Metric
+from espalier_core.types.report import MAX_ARMS, MAX_OUTSIDE, Arm, Metric
 from espalier_core.types.task import ACCURACY, Task
 
 MAX_DECISION_IDS: Final = 1000
@@ -254,6 +254,14 @@ class ActionProbability(Record):
     """Absent for doing nothing, and where the policy does not estimate it."""
 
 
+class Familiarity(Record):
+    """Whether a policy has learned from models and moments like those of a request."""
+
+    known: bool
+    outside: tuple[Annotated[str, Field(max_length=MAX_OUTSIDE)], ...] = ()
+    """What is outside, in words: `task LanguageModel`, or `log parameters 21.3, learned from 6.1 to 17.2`."""
+
+
 class AdviceResponse(Record):
     """The answer to one consultation."""
 
@@ -261,6 +269,8 @@ class AdviceResponse(Record):
     action: Action
     policy: PolicyVersion
     probabilities: tuple[ActionProbability, ...] = ()
+    familiarity: Familiarity | None = None
+    """Absent where the policy cannot tell. Where the request is not known, its gains mean nothing."""
 
 
 class TrialOutcome(Record):

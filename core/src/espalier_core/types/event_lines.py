@@ -111,7 +111,7 @@ def _why(reason: str) -> str:
 
 def _adaptation(adaptation: Adaptation) -> str:
     verb = "tries" if adaptation.source is AdaptationSource.MEASUREMENT else "says"
-    text = f"{adaptation.decider} {verb} {adaptation.action}: {adaptation.result}"
+    text = f"{adaptation.decider} {verb} {adaptation.action}: {adaptation.outcome}"
     if adaptation.timed:
         text += f", {adaptation.timed}"
     if adaptation.source is AdaptationSource.RECLAIM:

@@ -31,6 +31,8 @@ MAX_ARMS: Final = 16
 """Maximum number of arms of a trial that the status keeps."""
 MAX_SLICES: Final = 4
 """Maximum number of slices of an arm that the status keeps."""
+MAX_OUTSIDE: Final = 200
+"""Maximum length of the name of something that a policy has not learned from, in characters."""
 MAX_NAME: Final = 128
 """Maximum length of the name of a figure or an action, in characters; longer ones are left out."""
 
@@ -62,7 +64,10 @@ class AdaptationResult(StrEnum):
 
     GROWN = "Grown"
     DECLINED = "Declined"
-    """The advice was to do nothing."""
+    """The advice was to do nothing, or the growth was no better when it was tried."""
+    UNKNOWN = "Unknown"
+    """The policy has not learned from such a model or moment, and no trial was worth its cost; the model did not
+    change."""
     DRY_RUN = "DryRun"
     FAILED = "Failed"
     """The advice could not be carried out; the model did not change."""
@@ -170,6 +175,8 @@ class Adaptation(Record):
     """For another task: that score at the end of the epoch after it."""
     arms: tuple[Arm, ...] = ()
     """The actions that were tried on extra workers before it (`adaptation.trials`)."""
+    outside: tuple[str, ...] = ()
+    """What of the model and the moment the policy has not learned from; empty if it knows them, or cannot tell."""
     seconds: float = Field(ge=0)
     """Duration of consultation and growth together, wall time; for another computation, of search and checks."""
     step_seconds_before: float | None = None
@@ -189,6 +196,20 @@ class Adaptation(Record):
         if self.source is AdaptationSource.FALLBACK:
             return f"the fallback {self.policy}".rstrip()
         return self.policy or str(self.source)
+
+    @property
+    def basis(self) -> str:
+        """The basis of a decision on growth, in words; '' for other changes of a model, and where none was made."""
+        if self.source not in (AdaptationSource.AGENT, AdaptationSource.FALLBACK):
+            return ""
+        if self.arms and self.result in (AdaptationResult.GROWN, AdaptationResult.DECLINED):
+            return "tried"
+        return _BASES.get(self.result, "")
+
+    @property
+    def outcome(self) -> str:
+        """The result with its basis, as text."""
+        return f"{self.result}, tried first" if self.basis == "tried" else str(self.result)
 
     @property
     def advice_problem(self) -> Reason | None:
@@ -225,6 +246,13 @@ class Adaptation(Record):
     def followed_by(self, score: Score | None) -> Adaptation:
         """Return the adaptation with the score of the first evaluation after it."""
         return self.model_copy(update={"accuracy_after": accuracy_of(score), "score_after": other_than_accuracy(score)})
+
+
+_BASES: Final = {
+    AdaptationResult.GROWN: "followed advice",
+    AdaptationResult.DECLINED: "declined",
+    AdaptationResult.UNKNOWN: "unknown",
+}
 
 
 class Report(Record):

@@ -288,4 +288,5 @@ def _bounded(entry: Adaptation) -> Adaptation:
         )
         for arm in entry.arms[:MAX_ARMS]
     )
+    bounds["outside"] = tuple(each[:MAX_NAME] for each in entry.outside[:MAX_ARMS])
     return entry.model_copy(update=bounds)

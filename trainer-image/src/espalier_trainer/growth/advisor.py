@@ -27,6 +27,7 @@ from espalier_core.types.advice import (
     AdviceRequest,
     AdviceResponse,
     ExpectedGain,
+    Familiarity,
     OutcomeReport,
     heuristic,
 )
@@ -56,6 +57,7 @@ class AdvisorDecision:
     """Reason why the fallback decided; None for the agent's decision."""
     gains: dict[str, ExpectedGain] = field(default_factory=dict)
     """Expected gain of each growth, by the action's text; empty where the policy does not state gains."""
+    familiarity: Familiarity | None = None
 
 
 class AdvisorError(Exception):
@@ -124,6 +126,7 @@ class HTTPAdvisor:
             policy=f"{response.policy.name}@{response.policy.version}",
             probabilities={str(entry.action): entry.probability for entry in response.probabilities},
             gains={str(entry.action): entry.gain for entry in response.probabilities if entry.gain is not None},
+            familiarity=response.familiarity,
         )
 
     def forecast(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:

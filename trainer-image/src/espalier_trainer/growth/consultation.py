@@ -15,13 +15,14 @@ from math import prod
 from torch import nn
 
 from espalier_core.estimates.gains import ACCURACY_SCALE, LossScale
+from espalier_core.estimates.trial_worth import TrialWorth
 from espalier_core.growth import operation
 from espalier_core.growth.architecture import Architecture, GrowthError
 from espalier_core.growth.block import ADD_BLOCK
-from espalier_core.types.advice import Action, AdviceRequest, offered
+from espalier_core.types.advice import Action, AdviceRequest, Familiarity, offered
 from espalier_core.types.advice import Progress as AdviceProgress
 from espalier_core.types.allocation import Allocation
-from espalier_core.types.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob, Insertion
+from espalier_core.types.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob, Insertion, Trials
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Adaptation, AdaptationResult, Arm
 from espalier_core.types.task import Task, accuracy_of, other_than_accuracy, score_in
@@ -71,6 +72,19 @@ class Advised:
     """Wall seconds until the answer."""
     scale: LossScale = ACCURACY_SCALE
     """Relation of validation losses to gains."""
+    worth: TrialWorth | None = None
+    """Worth of the trial that `Auto` would choose; None where it was not asked for, or no trial is possible."""
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """What the policy has not learned from; empty if it knows the model and the moment, or cannot tell."""
+        familiarity = self.decision.familiarity
+        return () if familiarity is None or familiarity.known else familiarity.outside or ("this model",)
+
+    @property
+    def untried(self) -> str:
+        """Why the advice was not tried first, though `Auto` allows it."""
+        return "" if self.worth is None else f"not tried first: {self.worth}"
 
     def choosing(self, action: Action) -> Advised:
         """Return the advice with another action, which a trial found better than the advised one."""
@@ -102,6 +116,7 @@ class Advised:
             width_after=_width(after, decision.action, result),
             accuracy_before=accuracy_of(score),
             score_before=other_than_accuracy(score),
+            outside=self.outside,
             seconds=self.seconds,
         )
 
@@ -157,8 +172,10 @@ class Adapter:
             MIN_CONSULTATION_WALL_SECONDS, min(spec.decision_timeout_seconds, self.scheduler.wall_time_left())
         )
         decision = self.advisor.advise(request, patience)
-        if request.task is not Task.CLASSIFICATION:
-            # Policies have learned from classifiers alone, so a trial of another task is judged by its losses alone.
+        if decision.gains and decision.familiarity is None and request.task is not Task.CLASSIFICATION:
+            # A policy that cannot tell has learned from classifiers alone: its gains are accuracies.
+            decision = replace(decision, familiarity=Familiarity(known=False, outside=(f"task {request.task}",)))
+        if decision.familiarity is not None and not decision.familiarity.known:
             decision = replace(decision, gains={})
         scale = LossScale.of(request.task, progress.metrics)
         return Advised(decision, request.actions(), used, allocation, self.clock() - began, scale)
@@ -168,9 +185,9 @@ class Adapter:
     ) -> Consultation:
         """Grow as advised, in mode Auto; `arms` are the arms of an earlier trial. Errors here never stop training."""
         spec, decision, began = self.job.spec.adaptation, asked.decision, self.clock()
-        grown, result, message = self._carry_out(decision, network)
+        grown, result, message = self._carry_out(asked, network, tried=bool(arms))
         jumps = result is AdaptationResult.GROWN and not exact(decision.action, spec.insertion)
-        summary = "; ".join(filter(None, (message, compared(arms) if arms else "")))
+        summary = "; ".join(filter(None, (message, compared(arms) if arms else asked.untried)))
         adaptation = asked.record(result, network, grown, progress, summary).model_copy(
             update={
                 "loss_before": _finite(self.loss(network.module)) if jumps else None,
@@ -217,8 +234,12 @@ class Adapter:
         """Return whether the schedule of the learning rate restarts after this result."""
         return result is AdaptationResult.GROWN and self.job.spec.training.schedule.restart_on_growth
 
-    def _carry_out(self, decision: AdvisorDecision, network: Network) -> tuple[Network, AdaptationResult, str]:
+    def _carry_out(self, asked: Advised, network: Network, *, tried: bool) -> tuple[Network, AdaptationResult, str]:
+        decision = asked.decision
         problem = decision.problem[1] if decision.problem else ""
+        follows = decision.action.grows and (tried or self.job.spec.adaptation.trials is not Trials.AUTO)
+        if asked.outside and not follows:
+            return network, AdaptationResult.UNKNOWN, f"not learned from: {', '.join(asked.outside)}"
         if not decision.action.grows:
             return network, AdaptationResult.DECLINED, problem
         if self.restart_only:

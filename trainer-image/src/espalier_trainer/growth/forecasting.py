@@ -46,7 +46,7 @@ class Forecasting:
         grow is known.
         """
         self._forecaster, self._scheduler = forecaster, scheduler
-        self._share = SHARES.get(trials, 0.0)
+        self._share = SHARES.get(Trials.RACE if trials is Trials.AUTO else trials, 0.0)
         self._due = 0.0
         self._epoch_began: float | None = None
         self._epoch_seconds = 0.0
@@ -86,7 +86,9 @@ class Forecasting:
             logger.debug("the gain of growing is unknown: %s", error)
 
     def _forecast(self, question: AdviceRequest, decision: AdvisorDecision) -> GrowthForecast | None:
-        """Return the forecast in an answer; None where the policy does not state the gain of its advice."""
+        """Return the forecast in an answer; None where the policy does not state or know the gain of its advice."""
+        if decision.familiarity is not None and not decision.familiarity.known:
+            return None
         if not decision.action.grows:
             return GrowthForecast(gain=0.0, low=0.0, high=0.0, seconds=self._seconds())
         gain = decision.gains.get(str(decision.action))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from espalier_core.types.advice import offered
 from espalier_core.types.events import NOT_GROWABLE
-from espalier_core.types.job import AdaptationMode, Trials
+from espalier_core.types.job import AdaptationMode, Insertion, Trials
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, Arm, TrainerPhase
 from espalier_core.types.task import Score
@@ -123,7 +123,8 @@ class Growth:
         asked = self._asked(self._adapter, network)
         if asked.decision.problem is not None and run.services.stop():
             return False  # the request was cancelled; the resumed run repeats it
-        if self._trial_begun(asked):
+        asked, begun = self._trial_begun(asked)
+        if begun:
             run.journal.enter(TrainerPhase.TRAINING)
             return run.scheduler.time_left() > 0
         if self._workers_missing and not asked.decision.action.grows:
@@ -204,13 +205,16 @@ class Growth:
         """Whether the job tries growths, and no extra worker is ready to do so."""
         return self._trials is not Trials.OFF and self._run.team is not None and not self._run.team.extra_members
 
-    def _trial_begun(self, asked: Advised) -> bool:
-        """Start a trial of the advice on extra workers, if the job wants it and they can; return whether it started."""
+    def _trial_begun(self, asked: Advised) -> tuple[Advised, bool]:
+        """Start a trial of the advice on extra workers, if the job wants it and they can.
+
+        Return the advice, with the worth of a trial for `Auto`, and whether one started.
+        """
         run = self._run
         adapter, team, progress = self._adapter, run.team, run.progress
         if adapter is None or team is None or self._trials is Trials.OFF:
-            return False
-        from espalier_trainer.trials.growth_trial import TrialConditions, begun
+            return asked, False
+        from espalier_trainer.trials.growth_trial import TrialConditions, begun, weighed
 
         now = TrialConditions(
             self._trials,
@@ -222,22 +226,25 @@ class Growth:
             base=_base_of(team),
             loss=self._loss_of_base() if self._races_base(team) else None,
             moment=run.moment(),
+            confirms=run.job.spec.adaptation.insertion is not Insertion.UNFOLD,
         )
+        if self._trials is Trials.AUTO:
+            asked = weighed(asked, now)
         trial = begun(asked, run.state.network, now, run.services.clock)
         if trial is None:
             if asked.decision.action.grows and not team.extra_members:
                 late = f"no extra worker was ready within {_START_SHARE:.0%} of the budget"
                 run.journal.warn("TrialsNotPossible", f"{asked.decision.action} is not tried first: {late}")
-            return False
+            return asked, False
         try:
             team.send_trial_orders(
                 {worker: order.model_dump_json() for worker, order in trial.orders.items()}, run.saver.capture
             )
         except GroupBrokenError:
-            return True  # the next boundary gathers the members, the next epoch asks again
+            return asked, True  # the next boundary gathers the members, the next epoch asks again
         self._trial = trial
         run.journal.trials_started(trial.actions, len(trial.orders), trial.seconds)
-        return True
+        return asked, True
 
     def _races_base(self, team: Team) -> bool:
         from espalier_trainer.trials.rules import races_base

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from espalier_core.estimates.gains import SHARES
@@ -187,18 +187,33 @@ class TrialConditions:
     """Validation loss of the base; None if the base is not an arm."""
     moment: Moment = UNKNOWN
     """Position of the job in its budget."""
+    confirms: bool = True
+    """Whether a short trial shows anything of a growth: not if it takes time to unfold."""
+
+
+def weighed(asked: Advised, now: TrialConditions) -> Advised:
+    """Return advice with the worth of the trial that `Auto` would choose for it."""
+    decision = asked.decision
+    growths = rules.ranked(decision.action, asked.allowed, decision.probabilities, decision.gains)
+    races_base, task = now.base == 1 and now.loss is not None, asked.scale.task
+    found = rules.worth(
+        growths, decision.gains, task, len(now.workers), base=now.base, races_base=races_base, confirms=now.confirms
+    )
+    return replace(asked, worth=found)
 
 
 def begun(
     asked: Advised, network: Network, now: TrialConditions, clock: Callable[[], float] = time.monotonic
 ) -> GrowthTrial | None:
-    """Return the trial of advice for `network`; None where there is nothing to try."""
-    decision, left = asked.decision, now.seconds_left
+    """Return the trial of advice for `network`; None where there is nothing to try, or for `Auto` no trial pays."""
+    decision, left, wanted = asked.decision, now.seconds_left, now.mode
+    if wanted is Trials.AUTO:
+        wanted = Trials.OFF if asked.worth is None or not asked.worth.pays else asked.worth.kind
     growths = rules.ranked(decision.action, asked.allowed, decision.probabilities, decision.gains)
-    tried = rules.arms(now.mode, growths, len(now.workers), base=1 if now.base == 1 and now.loss is not None else 0)
+    tried = rules.arms(wanted, growths, len(now.workers), base=1 if now.base == 1 and now.loss is not None else 0)
     if not tried or left <= 0:
         return None
-    keep, name = rules.keeps_winner(now.mode, tried), uuid.uuid4().hex
+    keep, name = rules.keeps_winner(wanted, tried), uuid.uuid4().hex
     mode = Trials.RACE if keep else Trials.CONFIRM
     share = SHARES[mode]
     seconds = share * left

@@ -16,9 +16,11 @@ from pydantic import Field, ValidationError
 
 from espalier_core.base import Record
 from espalier_core.estimates.gains import EVIDENCE, RACING, SHARES, Belief, LossScale
+from espalier_core.estimates.trial_worth import TrialWorth, trial_worth
 from espalier_core.types.advice import Action, ExpectedGain
 from espalier_core.types.job import Trials
 from espalier_core.types.report import Arm
+from espalier_core.types.task import Task
 from espalier_trainer.optimizers.schedules import Moment
 
 
@@ -94,7 +96,7 @@ def ranked(
 
 def races_base(mode: Trials, workers: int, base: int) -> bool:
     """Return whether a base of this many workers may be the arm of `Nothing`, which no extra worker tries then."""
-    return workers == 1 and mode is Trials.RACE and base == 1
+    return workers == 1 and mode in (Trials.RACE, Trials.AUTO) and base == 1
 
 
 def arms(mode: Trials, growths: Sequence[Action], workers: int, *, base: int = 1) -> tuple[tuple[Action, ...], ...]:
@@ -117,6 +119,44 @@ def arms(mode: Trials, growths: Sequence[Action], workers: int, *, base: int = 1
 def keeps_winner(mode: Trials, tried: Sequence[Sequence[Action]]) -> bool:
     """Return whether training continues with the winning copy: if each worker has trained one arm of a race."""
     return mode is Trials.RACE and all(len(actions) == 1 for actions in tried)
+
+
+def lent(mode: Trials, tried: Sequence[Sequence[Action]]) -> float:
+    """Return the time of the workers on a trial, as a share of the remaining time of one worker."""
+    growths = sum(action.grows for actions in tried for action in actions)
+    time, before, left = SHARES[mode] * (sum(map(len, tried)) - growths), 0.0, growths
+    for share in slices(mode, growths):
+        time += left * (share - before)
+        before, left = share, min(left, KEPT.get(share, left))
+    return time
+
+
+def worth(
+    growths: Sequence[Action],
+    gains: Mapping[str, ExpectedGain],
+    task: Task,
+    workers: int,
+    *,
+    base: int = 1,
+    races_base: bool = True,
+    confirms: bool = True,
+) -> TrialWorth | None:
+    """Return the worth of the best trial by `workers` extra workers beside `base` others; None where none is possible.
+
+    `growths` is the result of `ranked`. `races_base`: whether the loss of a base of one worker is known. `confirms`:
+    whether a short trial shows anything; it does not of growths that take time to unfold.
+    """
+    found = []
+    for mode in (Trials.CONFIRM, Trials.RACE):
+        tried = arms(mode, growths, workers, base=base if races_base else 0)
+        keep = keeps_winner(mode, tried)
+        kind = Trials.RACE if keep else Trials.CONFIRM
+        if tried and (confirms or keep):
+            beliefs = [Belief.of(gains.get(str(each)), task) for actions in tried for each in actions if each.grows]
+            delay = 0.0 if keep else SHARES[kind] * max(map(len, tried))
+            error = EVIDENCE[task][kind].deviation
+            found.append(trial_worth(kind, beliefs, task, error, lent=lent(kind, tried) / base, delay=delay))
+    return max(found, key=lambda one: one.information - one.cost, default=None)
 
 
 def slices(mode: Trials, growths: int) -> tuple[float, ...]:

@@ -9,8 +9,7 @@ all curves of a grid are kept, weighted by their likelihood, and intervals are q
 - Another worker: the curve, further out. For the rest of the budget, n workers train speedup(n) times as much.
 - A growth: the agent's forecast.
 - A trial of growths, with d the error of its evidence and s the deviation of the forecast g: its expected result if the
-  model grows only where the trial says so, E[max(0, x)] for x normal around g with deviation s² / (s² + d²)^½, which is
-  the knowledge gradient of one measurement (Frazier, Powell and Dayanik 2008).
+  model grows only where the trial says so (`espalier_core.estimates.trial_worth`).
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from itertools import accumulate
 from typing import Final
 
 from espalier_core.estimates.goodput import WorkSpeed
+from espalier_core.estimates.trial_worth import expected_best, preposterior
 from espalier_core.types.measurements import MAX_BIDS, Bid, BidUse, GrowthForecast, ScorePoint
 from espalier_core.types.task import BITS_PER_CHARACTER, Measure
 
@@ -192,8 +192,8 @@ def _growth(job: Bidder, forecast: GrowthForecast, lacks: float) -> Bid:
     if job.trial is None:
         return _bid(BidUse.GROWTH, job.base + 1, gain, lacks, forecast.seconds)
     spread = max(0.0, gain.high - gain.low) / _WIDTH
-    known = spread**2 / math.hypot(spread, job.trial) if spread > 0 else 0.0
-    tried = Estimate(_positive_part(gain.mean, known), max(0.0, gain.low), max(0.0, gain.high))
+    found = expected_best([(gain.mean, preposterior(spread, job.trial))])
+    tried = Estimate(found, max(0.0, gain.low), max(0.0, gain.high))
     return _bid(BidUse.TRIAL, job.base + 1, tried, lacks, forecast.seconds)
 
 
@@ -203,14 +203,6 @@ def _in_measure(job: Bidder, gain: float) -> float:
         return gain
     now = max(_LEAST_QUALITY, 2 ** -job.scores[-1].value)
     return math.log2(max(_LEAST_QUALITY, now + gain) / now)
-
-
-def _positive_part(mean: float, deviation: float) -> float:
-    """Return E[max(0, x)] of a normal x."""
-    if deviation <= 0:
-        return max(0.0, mean)
-    z = mean / deviation
-    return mean * math.erfc(-z / math.sqrt(2)) / 2 + deviation * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
 
 
 def _bid(use: BidUse, workers: int, gain: Estimate, lacks: float, seconds: float) -> Bid:

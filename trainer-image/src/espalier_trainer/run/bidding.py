@@ -45,6 +45,7 @@ class Bidding:
         if score is None:
             return ()
         evidence = EVIDENCE[task_by(run.progress.metrics)]
+        kind = Trials.RACE if trials is Trials.AUTO else trials
         times = step_times(measured)
         times = on_type(times, times[-1].gpu_type) if times else ()
         speedup: Callable[[int], float] | None = None
@@ -70,6 +71,6 @@ class Bidding:
                 tried=max((point.workers for point in times), default=1),
                 speedup=speedup,
                 forecast=measured.growth,
-                trial=None if trials not in evidence else evidence[trials].deviation,
+                trial=None if kind not in evidence else evidence[kind].deviation,
             )
         )

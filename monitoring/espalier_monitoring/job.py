@@ -113,6 +113,14 @@ _MODEL: Final = Row(
         queries=((_of("expected_gain"), "accuracy"),),
     ),
     Panel(
+        title="Bids for the next GPU",
+        about="Expected gain by each use of one more GPU, per GPU-hour, as a share of what the job can still gain. The"
+        " policy `value` lends to the highest bids. Empty until the job has been evaluated a few times.",
+        unit="percentunit",
+        queries=((f"3600 * max by (use) (espalier_job_bid_ratio{_THIS})", "{{use}}"),),
+        least=None,
+    ),
+    Panel(
         title="Depth",
         about="Number of layers of the model that have parameters.",
         queries=((_of("depth"), "depth"), (_of("adaptations_total"), "times grown")),

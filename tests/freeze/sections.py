@@ -42,7 +42,7 @@ INTERNAL: Final = {
 """What no command, file or documented import reaches: a change that moves it, moves it here."""
 SERVER: Final = "espalier_lab.scheduling.product"
 POLICIES: Final = (
-    *("fair", "fifo", "las", "tiresias", "gittins", "gavel", "gandiva", "goodput", "growth", "optimus", "soonest"),
+    *("fair", "fifo", "las", "tiresias", "gittins", "gavel", "gandiva", "goodput", "optimus", "soonest", "value"),
     *("las:thresholds=600/1200,lend=false", "learned:file=inputs/giving.safetensors"),
 )
 VALUES: Final = {"default": (), "full": ("full",), "secured": ("secured", "monitored")}

@@ -13,12 +13,17 @@ from pydantic import BaseModel
 
 from espalier_core.types.allocation import Allocation, Direction
 from espalier_core.types.measurements import (
+    MAX_BIDS,
     MAX_CONFIGURATIONS,
     MAX_LOSS_POINTS,
+    MAX_SCORES,
+    Bid,
+    BidUse,
     GradientNoise,
     GrowthForecast,
     LossPoint,
     Measurements,
+    ScorePoint,
     Speed,
 )
 from espalier_core.types.reasons import Reason
@@ -130,6 +135,8 @@ def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: st
             gradient=GradientNoise(squared_norm=0.0, variance=1e300, samples=1),
             losses=(LossPoint(epoch=1, step=10**9, loss=-1e300),) * MAX_LOSS_POINTS,
             growth=GrowthForecast(gain=-1.0, low=-1.0, high=1.0, seconds=1e6),
+            scores=(ScorePoint(work=0.5, value=-1e300),) * MAX_SCORES,
+            bids=(Bid(use=BidUse.WORKER, workers=2, gain=-1.0, low=-1.0, high=1.0, seconds=1e6),) * MAX_BIDS,
         ),
         adaptation_count=21,
         restarts=1,

@@ -36,7 +36,7 @@ from espalier_core.growth.architecture import Architecture, GrowthPoint, Layer
 from espalier_core.k8s import resources
 from espalier_core.k8s.resources import Resource
 from espalier_core.metrics import FAMILIES, Exporter, MetricFamily
-from espalier_core.types.measurements import GradientNoise, GrowthForecast, Measurements
+from espalier_core.types.measurements import Bid, BidUse, GradientNoise, GrowthForecast, Measurements
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import (
     WORKERS_METRIC,
@@ -284,6 +284,7 @@ def _play(run: Run) -> None:
     measured = Measurements(
         gradient=GradientNoise(squared_norm=0.5, variance=16.0, samples=20),
         growth=GrowthForecast(gain=0.1, low=0.05, high=0.15, seconds=20),
+        bids=(Bid(use=BidUse.GROWTH, workers=2, gain=0.2, low=0.1, high=0.3, seconds=20),),
     )
     report = Report(
         job=f"{world.namespace}/grows",

@@ -20,7 +20,7 @@ from connections import connections_aborted, json_lines
 
 from espalier_core.files.documents import dumps
 from espalier_core.types.environment import GPU_TYPE
-from espalier_core.types.measurements import GrowthForecast, Measurements, Speed
+from espalier_core.types.measurements import Measurements, Speed
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
 
@@ -34,7 +34,6 @@ class Trainers:
     `silent`: jobs (by name) whose leaders never report. `stubborn`: jobs whose leaders acknowledge nothing.
     `ends_when(job, pods)`: the exit code with which its leader ends now, None: it continues; asked at each change.
     `step_seconds`: by type of GPU, what leaders measure there.
-    `gains`: by job (name), what its leader says that growing gains.
     `history`: every state of jobs and pods that was seen, in order.
     """
 
@@ -45,7 +44,6 @@ class Trainers:
         self.stubborn: set[str] = set()
         self.ends_when: Callable[[Raw, list[Raw]], int | None] = lambda job, pods: None
         self.step_seconds: Mapping[str, float] = {}
-        self.gains: Mapping[str, float] = {}
         self.history: list[Raw] = []
         self._jobs: dict[str, Raw] = {}
         self._pods: dict[str, Raw] = {}
@@ -160,7 +158,7 @@ class Trainers:
             reason=reason,
             used_seconds=self._used(job, uid),
             updated_time=datetime.now(UTC),
-            measurements=self._measured(leader).model_copy(update={"growth": self._forecast(name)}),
+            measurements=self._measured(leader),
         )
         if said is None or _news(said, report):
             self._said[key] = report
@@ -178,10 +176,6 @@ class Trainers:
         return Measurements(
             speeds=(Speed(nodes=1, workers=1, batch_size=8, parameters=10, gpu_type=gpu_type, **figures),)
         )
-
-    def _forecast(self, name: str) -> GrowthForecast | None:
-        gain = self.gains.get(name)
-        return None if gain is None else GrowthForecast(gain=gain, low=gain, high=gain, seconds=60.0)
 
     def _used(self, job: Raw, uid: str) -> float:
         """Return what the job has used by the leader's own count."""

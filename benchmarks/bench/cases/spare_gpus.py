@@ -1,4 +1,4 @@
-"""Who should grow? What lent GPUs gain under `growth`, compared with rules that know less.
+"""Who should grow? What lent GPUs gain under `value`, compared with rules that know less.
 
 600 jobs of one GPU on 8 nodes with 8, through the operator's own planner with realistic latencies; budgets lognormal
 (median 2,441 s, sigma .8, 600 to 14,400 s). Each can be lent a GPU to grow, as a model of the agent's outcome tables;
@@ -6,8 +6,8 @@
   fair         the oldest first; each keeps its loan until another needs it
   slices       who has been lent GPUs the least first, again each 600 s
   random       in random order, kept
-  hands back   `growth:predicts=false`: the oldest first, each until it can decide nothing more
-  growth       the highest expected gain in final accuracy by GPU-second first
+  hands back   `value:predicts=false`: the oldest first, each until it can decide nothing more
+  value        the highest bid first: the expected gain by GPU-second, as a share of what the job can still gain
 Forecasts are what the seeds say by which a sequence of growths was chosen; gains are those of the seed left out. With
 an error, each job's forecast is off by a normal error of so much accuracy. `gained` is the final accuracy gained on
 average over all jobs, in percentage points; `lent` is GPU-hours lent a job. Differences are paired by seed, with 95 %
@@ -98,8 +98,8 @@ def policies(seed: int) -> dict[str, Policy]:
         "fair": configured("fair"),
         "random": Ranked(name="random", seed=seed),
         "slices": Ranked(name="slices"),
-        "hands back": configured("growth:predicts=false"),
-        "growth": configured("growth"),
+        "hands back": configured("value:predicts=false"),
+        "value": configured("value"),
     }
 
 
@@ -127,17 +127,17 @@ def simulate(case: Case, name: str, seed: int) -> tuple[float, float]:
 
 def table(case: Case, found: dict[str, list[tuple[float, float]]]) -> Table:
     """Return the figures of a case."""
-    best = [gained for gained, _ in found["growth"]]
+    best = [gained for gained, _ in found["value"]]
     rows = []
     for name, runs in found.items():
         gained = [gained for gained, _ in runs]
         less = (
-            "" if name == "growth" else str(paired([ours - theirs for ours, theirs in zip(best, gained, strict=True)]))
+            "" if name == "value" else str(paired([ours - theirs for ours, theirs in zip(best, gained, strict=True)]))
         )
-        part = "" if name == "growth" else f"{statistics.fmean(best) / statistics.fmean(gained):.2f}"
+        part = "" if name == "value" else f"{statistics.fmean(best) / statistics.fmean(gained):.2f}"
         rows.append((name, interval(gained, 2), f"{statistics.fmean(hours for _, hours in runs):.3f}", less, part))
     title = f"load {case.load:g}" + (f", forecasts off by {case.error:g}" if case.error else "")
-    head = ("policy", "gained, points", "lent, h", "growth minus it", "over it")
+    head = ("policy", "gained, points", "lent, h", "value minus it", "over it")
     return Table(title, head, rows)
 
 

@@ -79,6 +79,7 @@ LABELS: Final = {
     "outcome": "how a reclaim ended: `acknowledged`, `forced`, or `lost` if the GPUs disappeared first",
     "answer": "`answered`, `late`, `away`, `refused` (the file cannot be used, or not for this cluster), or `failed`",
     "stage": "the part of the process that is timed",
+    "use": "of the next GPU: `Worker`, `Growth`, `Trial`, `Nothing`",
     "action": "kind of the action: `Deepen`, `Widen`, `Nothing`, `Distill` (after a reclaim), `Rewrite` and "
     "`ChannelsLast` (another computation of the same steps), `other`; "
     "for the scheduler, an action of the planner, such as `Admit`",
@@ -170,6 +171,9 @@ FAMILIES: Final = (
         (_G, "espalier_job_expected_gain",
          "Gain in final accuracy that the job's agent expects from growing once more; no series while it is not known.",
          JOB, ()),
+        (_G, "espalier_job_bid_ratio",
+         "What the job bids for its next GPU: the expected gain per GPU-second, as a share of what it can still gain.",
+         (*JOB, "use"), ()),
         (_G, "espalier_job_depth", "Layers of the job's model that have parameters.", JOB, ()),
         (_G, "espalier_job_parameters", "Trainable parameters of the job's model.", JOB, ()),
         (_C, "espalier_job_adaptations_total", "How often the job's model has grown.", JOB, ()),

@@ -18,7 +18,7 @@ from espalier_lab.simulator.rounds import Rounds
 from espalier_operator.policies.settings import configured
 from small_simulations import COMMON_POLICIES, GPUS, JOBS, NODES
 
-POLICIES = (*COMMON_POLICIES, "growth")
+POLICIES = (*COMMON_POLICIES, "value")
 
 NONE, REALISTIC = LATENCIES["none"], LATENCIES["realistic"]
 

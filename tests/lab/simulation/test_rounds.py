@@ -150,7 +150,7 @@ def test_a_job_that_kept_its_node_makes_room_for_a_wish_for_it() -> None:
     assert outcome_of(rounds._jobs, 6).utilisation <= 1
 
 
-@pytest.mark.parametrize("policy", ["fair", "fifo", "growth"])
+@pytest.mark.parametrize("policy", ["fair", "fifo", "value"])
 @pytest.mark.parametrize(("driver", "evictions"), [(Rounds, 1), (Planned, 0)])
 def test_by_rounds_an_earlier_job_takes_the_gpus_of_a_later_one(
     driver: type[Rounds | Planned], evictions: int, policy: str

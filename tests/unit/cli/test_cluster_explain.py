@@ -35,6 +35,7 @@ from espalier_cli.cluster.client import View
 from espalier_cli.cluster.remedies import REMEDIES, remedy_for
 from espalier_cli.main import cli
 from espalier_core.k8s.resources import LEASES, QUEUES, RESOURCE_QUOTAS, Listing, Resource
+from espalier_core.types.measurements import Bid, BidUse, Measurements
 from espalier_core.types.reasons import Reason
 from espalier_operator.model import WorkerRole
 from espalier_operator.model.actions import Admit, Fail, NoticeReclaim, Requeue, Stop
@@ -382,6 +383,40 @@ def test_the_policy_is_asked_once_and_its_decision_told(monkeypatch: pytest.Monk
         "Policy las:promote=2 serves it as number 1 of 3, by attained service and arrival.",
         "Its share is 1 worker.",
     )
+
+
+def test_bids_are_shown_with_the_highest_of_all_jobs() -> None:
+    def bidding(name: str, *bids: Bid) -> tuple[Object, Object, Object]:
+        raw = admitted(job(name, maxReplicas=3), gpu_type="x", at=NOW - 90)
+        leader = worker(raw, "n")
+        said = report(raw, leader, measurements=Measurements(bids=bids))
+        return looked_at(raw, [leader], said), leader, said
+
+    nothing = Bid(use=BidUse.NOTHING, workers=1, gain=0, low=0, high=0, seconds=0)
+    second, third = (
+        Bid(use=BidUse.WORKER, workers=workers, gain=0.01, low=0, high=0.02, seconds=3600) for workers in (2, 3)
+    )
+    growth = Bid(use=BidUse.GROWTH, workers=2, gain=0.1, low=-0.05, high=0.3, seconds=600)
+    made = bidding("a", second, third, nothing), bidding("b", growth, nothing)
+    jobs, pods, reports = (list(each) for each in zip(*made, strict=True))
+    for name, told in (
+        (
+            "a",
+            (
+                "For another worker it bids 1.00% of what it can still gain per GPU-hour (0.00% to 2.00%), for 1 h.",
+                "The highest bid, by weight and priority, is that of default/b: 60.00% per GPU-hour.",
+            ),
+        ),
+        (
+            "b",
+            (
+                "For a growth it bids 60.00% of what it can still gain per GPU-hour (-30.00% to 180.00%), for 10 min.",
+                "No job bids more.",
+            ),
+        ),
+    ):
+        what = case(name, jobs=jobs, pods=pods, nodes=[node("n", 2, "x")], reports=reports)
+        assert sections(what)["Scheduling policy"][-2:] == told
 
 
 # ---- programs

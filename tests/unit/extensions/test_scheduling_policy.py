@@ -48,7 +48,7 @@ def admitted(*arguments: str) -> list[str]:
     return [action["job"] for action in json.loads(done.stdout)["actions"]]
 
 
-@pytest.mark.parametrize("name", POLICIES.names())
+@pytest.mark.parametrize("name", sorted({*POLICIES.names()} - {"growth"}))  # the old name of another
 def test_every_policy_is_called_as_it_is_registered(name: str) -> None:
     assert configured(name).name == name
 

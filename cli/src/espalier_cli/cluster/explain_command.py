@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 import click
 
@@ -23,15 +25,19 @@ from espalier_cli.cluster.output import count, duration, of_type, print_data, pr
 from espalier_cli.cluster.remedies import remedy_for
 from espalier_cli.options import policy_option
 from espalier_core.client.cluster import ClusterHandle
+from espalier_core.estimates.bids import next_bids
 from espalier_core.k8s.access import Cluster
 from espalier_core.k8s.errors import ForbiddenError, NotFoundError
 from espalier_core.k8s.jobs import Event, event_of, is_about, newest, phase, score_of, standing
 from espalier_core.k8s.resources import EVENTS
 from espalier_core.types.event_lines import progress_of
 from espalier_core.types.explanation import Explanation, Section
+from espalier_core.types.measurements import BidUse
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.report import BATCH_METRIC, RATE_FACTOR_METRIC, Adaptation, AdaptationSource
 from espalier_operator.kube.inspection import AS_RECORDED, KubeSettings
+from espalier_operator.model import JobFacts
+from espalier_operator.policies.fair import weight_of
 from espalier_operator.policies.settings import configured
 
 EVENTS_SHOWN = 10
@@ -176,19 +182,42 @@ def _policy(case: Case) -> list[str]:
     if case.facts is None or case.snapshot is None or case.plan is None:
         return []
     text = case.snapshot.rules.policy
-    return described_share(case.facts.key, case.plan, configured(text), text) + _expected_gain(case)
+    return described_share(case.facts.key, case.plan, configured(text), text) + _bids(case.facts, case.snapshot.jobs)
 
 
-def _expected_gain(case: Case) -> list[str]:
-    forecast = case.job.status.measurements.growth
-    if forecast is None or case.job.outcome is not None:
+def _bids(job: JobFacts, jobs: Iterable[JobFacts]) -> list[str]:
+    """Describe what the job bids for its next GPU, and the highest bid of all jobs."""
+    if not job.bids or job.finished:
         return []
-    if forecast.gain <= 0:
-        return ["Growing is expected to gain it nothing any more, so it does not need extra workers for that."]
-    return [
-        f"Growing is expected to gain {forecast.gain:.3f} of final accuracy ({forecast.low:.3f} to "
-        f"{forecast.high:.3f}), by extra workers for {duration(forecast.seconds)}."
-    ]
+    lines = []
+    for bid in next_bids(job.bids, job.terms.min_replicas + job.extra):
+        if bid.use is BidUse.NOTHING:
+            continue
+        hourly = 3600 / max(1.0, bid.seconds) / max(1, job.terms.gpus_per_worker)
+        lines.append(
+            f"For {_USES[bid.use]} it bids {hourly * bid.gain:.2%} of what it can still gain per GPU-hour "
+            f"({hourly * bid.low:.2%} to {hourly * bid.high:.2%}), for {duration(bid.seconds)}."
+        )
+    lines = lines or ["The next GPU is worth nothing to it, so it bids for none."]
+    best, highest = max(((_worth(other), other.key) for other in jobs if not other.finished), default=(0.0, job.key))
+    if highest != job.key and best > _worth(job):
+        lines.append(f"The highest bid, by weight and priority, is that of {highest}: {3600 * best:.2%} per GPU-hour.")
+    elif best > 0:
+        lines.append("No job bids more.")
+    return lines
+
+
+_USES: Final = {
+    BidUse.WORKER: "another worker",
+    BidUse.GROWTH: "a growth",
+    BidUse.TRIAL: "a trial of growths",
+}
+
+
+def _worth(job: JobFacts) -> float:
+    """Return the best bid of a job for its next GPU, by GPU-second and weight."""
+    best = max((bid.rate for bid in next_bids(job.bids, job.terms.min_replicas + job.extra)), default=0.0)
+    return best * float(weight_of(job.terms.priority)) / max(1, job.terms.gpus_per_worker)
 
 
 def _acknowledgement(case: Case) -> str:

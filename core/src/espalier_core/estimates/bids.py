@@ -15,7 +15,7 @@ all curves of a grid are kept, weighted by their likelihood, and intervals are q
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -170,6 +170,12 @@ def bids_of(job: Bidder) -> tuple[Bid, ...]:
         if job.forecast.gain <= 0 or job.scores:
             found.append(_NOTHING)
     return tuple(found)
+
+
+def next_bids(bids: Iterable[Bid], workers: int) -> list[Bid]:
+    """Return the bids for the next GPU of a job that has this many workers, the best first."""
+    found = [bid for bid in bids if bid.use is not BidUse.WORKER or bid.workers == workers + 1]
+    return sorted(found, key=lambda bid: -bid.rate)
 
 
 _NOTHING: Final = Bid(use=BidUse.NOTHING, workers=1, gain=0, low=0, high=0, seconds=0)

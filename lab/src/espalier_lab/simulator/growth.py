@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
+from espalier_core.types.measurements import Bid, BidUse
 from espalier_core.types.outcomes import OutcomeTable, SequenceOutcome
 from espalier_lab.simulator.jobs import FixedJob
-from espalier_operator.policies.view import ExpectedGrowth
 
+_NOTHING: Final = Bid(use=BidUse.NOTHING, workers=1, gain=0, low=0, high=0, seconds=0)
 GROWTH_WORKERS: Final = 1
 """Maximum number of workers lent to a growing job: one is enough to decide."""
 
@@ -37,6 +38,8 @@ class GrowthCurve:
     """For each decision: its time after the first loan, for a job with permanently lent GPUs, over the budget."""
     forecasts: tuple[tuple[float, ...], ...] = ()
     """Gains known beforehand: the accuracies by which the sequence was chosen. Empty: as `gains`."""
+    lacks: float = 1.0
+    """What the model lacks of a perfect accuracy if it does not grow: the unit of its bids."""
 
     def gain(self, moment: float, decisions: int) -> float:
         """Return the accuracy gained by this many decisions, with the first loan at the fraction `moment`."""
@@ -86,6 +89,7 @@ def growth_curve(tables: Iterable[OutcomeTable]) -> GrowthCurve:
         gains=tuple(tuple(gain for gain, _ in row) for row in judged),
         forecasts=tuple(tuple(forecast for _, forecast in row) for row in judged),
         waits=tuple(max(0.0, statistics.fmean(each)) for each in waits),
+        lacks=statistics.fmean(1 - statistics.fmean(_still(table).accuracies or (0.0,)) for table in ordered),
     )
 
 
@@ -122,17 +126,27 @@ class GrowingJob(FixedJob):
         return 0.0 if self.first_lent_at is None else self.curve.gain(self.first_lent_at, self.decisions)
 
     @property
-    def expected_growth(self) -> ExpectedGrowth:
-        """The expected gain of growing from now on, by decision; the waiting time for it counts."""
+    def bids(self) -> tuple[Bid, ...]:
+        """The worth of a loan from now on, up to the decision at which it gains most per second.
+
+        The waiting time for a decision counts.
+        """
         moment = 1 - self._left / self._duration if self.first_lent_at is None else self.first_lent_at
         made, lent = self.decisions, self.lent_seconds / self._duration
         waits = [(wait - lent) * self._duration for wait in self.curve.waits[made:]]
-        ahead = [seconds for seconds in waits if seconds < self._left]
         now = self.curve.forecast(moment, made)
-        gains = [self.curve.forecast(moment, made + more) - now for more in range(1, len(ahead) + 1)]
         # One forecast has one error, for all of its remaining decisions.
         off = self._error * (len(self.curve.waits) - made) / len(self.curve.waits)
-        return ExpectedGrowth(gains=tuple(gain + off for gain in gains), seconds=tuple(ahead))
+        found = [
+            self._bid(self.curve.forecast(moment, made + more) - now + off, seconds)
+            for more, seconds in enumerate(waits, 1)
+            if seconds < self._left
+        ]
+        return (*sorted(found, key=lambda bid: -bid.rate)[:1], _NOTHING)
+
+    def _bid(self, gain: float, seconds: float) -> Bid:
+        share = max(-1.0, min(1.0, gain / self.curve.lacks))
+        return Bid(use=BidUse.GROWTH, workers=self.most_workers, gain=share, low=share, high=share, seconds=seconds)
 
     def place(self, placement: tuple[int, ...]) -> None:
         """Give it these workers; loans begin and end without a restart."""
@@ -176,7 +190,7 @@ def _gains(table: OutcomeTable) -> list[tuple[float, float]]:
     if len(seeds) < 2:
         raise ValueError(f"table {table.model} {table.scenario}: needs two seeds, one for choosing and one for judging")
     nothing, count = len(table.actions) - 1, table.decisions_per_episode
-    still = next(each for each in table.sequences if set(each.actions) == {nothing})
+    still = _still(table)
     found = []
     for decisions in range(count + 1):
         grown = [each for each in table.sequences if set(each.actions[decisions:]) <= {nothing}]
@@ -185,6 +199,12 @@ def _gains(table: OutcomeTable) -> list[tuple[float, float]]:
         known = (_others(each, seed) - _others(still, seed) for each, seed in zip(best, seeds, strict=True))
         found.append((gain, statistics.fmean(known)))
     return found
+
+
+def _still(table: OutcomeTable) -> SequenceOutcome:
+    """Return the outcome of doing nothing."""
+    nothing = len(table.actions) - 1
+    return next(each for each in table.sequences if set(each.actions) == {nothing})
 
 
 def _others(outcome: SequenceOutcome, seed: int) -> float:

@@ -7,9 +7,10 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from espalier_core.estimates.goodput import adascale_gain
+from espalier_core.types.measurements import Bid
 from espalier_lab.simulator.holdings import HeldSpan, hold
 from espalier_lab.simulator.profiles import Application
-from espalier_operator.policies.view import ExpectedGrowth, SpeedModel
+from espalier_operator.policies.view import SpeedModel
 
 NODE_GPUS: Final = 4
 """Workers per node if nodes are not given."""
@@ -64,9 +65,9 @@ class SimulatedJob(ABC):
         return None
 
     @property
-    def expected_growth(self) -> ExpectedGrowth | None:
-        """Its agent's expected gain of growing from now on; None: it cannot grow."""
-        return None
+    def bids(self) -> tuple[Bid, ...]:
+        """What its next GPUs are worth to it; empty: it does not say."""
+        return ()
 
     def place(self, placement: tuple[int, ...]) -> None:
         """Give it exactly these workers from now on."""

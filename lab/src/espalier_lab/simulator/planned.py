@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from espalier_core.types.measurements import Bid
 from espalier_lab.simulator.cluster_backend import ClusterBackend
 from espalier_lab.simulator.idling import Idling
 from espalier_lab.simulator.jobs import SimulatedJob
@@ -21,7 +22,7 @@ from espalier_lab.simulator.rounds import ROUND_SECONDS, SimulatedNode, base_wor
 from espalier_operator.model.actions import Action, Admit, GrantExtra
 from espalier_operator.planner import plan
 from espalier_operator.policies import Policy
-from espalier_operator.policies.view import Decision, ExpectedGrowth, SpeedModel, TypeSpeeds, View
+from espalier_operator.policies.view import Decision, SpeedModel, TypeSpeeds, View
 
 MOST_PLANS: Final = 1000
 """Number of plans in a row at one moment from which they are considered to undo each other."""
@@ -88,10 +89,7 @@ class Planned:
         self._policy.speed_models = {
             key: speed_model for key, speed_model in speed_models.items() if speed_model is not None
         }
-        expected_growths = {key: job.job.expected_growth for key, job in jobs.items()}
-        self._policy.expected_growths = {
-            key: expected_growth for key, expected_growth in expected_growths.items() if expected_growth is not None
-        }
+        self._policy.bids = {key: bids for key, job in jobs.items() if (bids := job.job.bids)}
         for _ in range(MOST_PLANS):
             found = plan(self._backend.observe(self.now, self._memory), self._policy, self.now)
             self._memory = found.policy_memory
@@ -121,22 +119,20 @@ class _Informed:
         self.policy, self.name, self.queue_order = policy, policy.name, policy.queue_order
         self.elasticity = policy.elasticity
         self.speed_models: Mapping[str, SpeedModel] = {}
-        self.expected_growths: Mapping[str, ExpectedGrowth] = {}
+        self.bids: Mapping[str, tuple[Bid, ...]] = {}
         self.follows_progress = False
         self.order: Sequence[str] = ()
 
     def decide(self, view: View) -> Decision:
         known = {job.key for job in view.jobs}
         speed_models = {key: speed_model for key, speed_model in self.speed_models.items() if key in known}
-        expected_growths = {
-            key: expected_growth for key, expected_growth in self.expected_growths.items() if key in known
-        }
+        bids = {key: bids for key, bids in self.bids.items() if key in known}
         speeds = view.speeds if self._speeds is None else self._speeds
         decision = self.policy.decide(
             replace(
                 view,
                 speed_models=speed_models,
-                expected_growths=expected_growths,
+                bids=bids,
                 speeds=speeds if view.gpu_types else None,
             )
         )

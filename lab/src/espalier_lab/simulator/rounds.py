@@ -135,7 +135,6 @@ class Rounds:
 
     def _view(self, active: Sequence[SimulatedJob]) -> View:
         speed_models = {job.name: job.speed_model for job in active}
-        expected_growths = {job.name: job.expected_growth for job in active}
         return View(
             now=self.now,
             gpus=self._gpus,
@@ -154,11 +153,7 @@ class Rounds:
             nodes=dict(zip(self._names, self._nodes, strict=True)),
             held={name: tuple(self._names[node] for node in nodes) for name, nodes in self._held.items()},
             speed_models={name: speed_model for name, speed_model in speed_models.items() if speed_model is not None},
-            expected_growths={
-                name: expected_growth
-                for name, expected_growth in expected_growths.items()
-                if expected_growth is not None
-            },
+            bids={job.name: bids for job in active if (bids := job.bids)},
             ended=dict(self._ended),
             memory=self._memory,
         )

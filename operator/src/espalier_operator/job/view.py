@@ -121,7 +121,7 @@ def facts_of(
         speeds=() if measured is None else step_times(measured),
         done=done,
         noise_scale=None if measured is None or measured.gradient is None else measured.gradient.noise_scale,
-        growth=None if measured is None else measured.growth,
+        bids=() if measured is None else measured.bids,
     )
 
 

@@ -12,7 +12,7 @@ from espalier_core.types.job import (
     BasePreemption,
     ElasticBatch,
 )
-from espalier_core.types.measurements import GrowthForecast
+from espalier_core.types.measurements import Bid
 from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_core.types.reasons import Reason
 from espalier_operator.model.constraints import ANYWHERE, Constraints
@@ -262,8 +262,8 @@ class JobFacts(JobRecord):
     """The part of its work, 0 to 1, that a program reports done; None if unknown."""
     noise_scale: float | None = None
     """Noise scale of its gradients, in examples; None: unknown, or too large to measure."""
-    growth: GrowthForecast | None = None
-    """Its agent's forecast of the gain by growth; None: unknown."""
+    bids: tuple[Bid, ...] = ()
+    """What its next GPUs are worth to it; empty: unknown."""
 
     @property
     def claim(self) -> Claim:

@@ -23,9 +23,10 @@ POLICIES: Final[Registry[Callable[..., Policy]]] = Registry(
         "gavel": "espalier_operator.policies.gavel:GavelPolicy",
         "gandiva": "espalier_operator.policies.gandiva:GandivaPolicy",
         "goodput": "espalier_operator.policies.goodput:GoodputPolicy",
-        "growth": "espalier_operator.policies.growth:GrowthPolicy",
+        "growth": "espalier_operator.policies.value:growth",
         "learned": "espalier_operator.policies.learned:LearnedPolicy",
         "optimus": "espalier_operator.policies.marginal:OptimusPolicy",
         "soonest": "espalier_operator.policies.marginal:SoonestPolicy",
+        "value": "espalier_operator.policies.value:ValuePolicy",
     },
 )

@@ -18,11 +18,10 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from espalier_core.types.measurements import GrowthForecast
 from espalier_operator.model import JobFacts, Node, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.policies import Policy
 from espalier_operator.policies.speed_models import MeasuredSpeeds, speed_models_of
-from espalier_operator.policies.view import ONE, Candidate, Decision, ExpectedGrowth, Share, View
+from espalier_operator.policies.view import ONE, Candidate, Decision, Share, View
 
 Rank = tuple[float, ...]
 """Sort key; smaller goes first."""
@@ -51,7 +50,7 @@ def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
         jobs=tuple(candidate_of(job, now) for job in jobs),
         held=_WorkerNodes(snapshot.workers),
         speed_models=speed_models_of(snapshot, jobs, now),
-        expected_growths={job.key: expected_growth_of(job.growth) for job in jobs if job.growth is not None},
+        bids={job.key: job.bids for job in jobs if job.bids},
         gpu_types=typed,
         speeds=MeasuredSpeeds(snapshot, jobs, [*typed]) if typed else None,
         continuous=True,
@@ -69,13 +68,6 @@ def _by_type(nodes: Sequence[Node], gpus: Mapping[str, int]) -> dict[str, int]:
         found[node.gpu_type] += gpus.get(node.name, 0)
     typed = {name: gpus for name, gpus in sorted(found.items()) if gpus}
     return typed if len(typed) > 1 else {}
-
-
-def expected_growth_of(forecast: GrowthForecast) -> ExpectedGrowth:
-    """Return a job's forecast as policies see it: one further decision, if it gains anything."""
-    if forecast.gain <= 0:
-        return ExpectedGrowth(gains=(), seconds=())
-    return ExpectedGrowth(gains=(forecast.gain,), seconds=(forecast.seconds,))
 
 
 class _WorkerNodes(Mapping[str, tuple[str, ...]]):

@@ -20,13 +20,14 @@ from typing import Any, Final, Protocol
 from pydantic import TypeAdapter, ValidationError
 
 from espalier_core.files.documents import first_fault
+from espalier_core.types.measurements import Bid
 from espalier_operator.model import Snapshot
 from espalier_operator.policies import Policy
 from espalier_operator.policies.decisions import view_of
 from espalier_operator.policies.learned import LearnedPolicy, PolicyAnswer, PolicyFileError, answered, unanswered
-from espalier_operator.policies.view import Candidate, ExpectedGrowth, SpeedModel, View
+from espalier_operator.policies.view import Candidate, SpeedModel, View
 
-QUESTION_VERSION: Final = 2
+QUESTION_VERSION: Final = 3
 MOST_TOLD: Final = 64
 """Maximum number of workers of a job in a speed table; with more, it is expected to be as fast as with these."""
 Ask = Callable[[View], Awaitable[PolicyAnswer]]
@@ -67,7 +68,7 @@ class Question:
     nodes: Mapping[str, int] = field(default_factory=dict)
     held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     speed_models: Mapping[str, SpeedTable] = field(default_factory=dict)
-    expected_growths: Mapping[str, ExpectedGrowth] = field(default_factory=dict)
+    bids: Mapping[str, tuple[Bid, ...]] = field(default_factory=dict)
     gpu_types: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -80,7 +81,7 @@ class Question:
             nodes=self.nodes,
             held=self.held,
             speed_models=self.speed_models,
-            expected_growths=self.expected_growths,
+            bids=self.bids,
             gpu_types=self.gpu_types,
             continuous=True,
         )
@@ -120,7 +121,7 @@ def asked(view: View) -> Question:
             for job in view.jobs
             if job.key in view.speed_models
         },
-        expected_growths=dict(view.expected_growths),
+        bids=dict(view.bids),
         gpu_types=dict(view.gpu_types),
     )
 

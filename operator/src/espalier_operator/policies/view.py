@@ -9,6 +9,7 @@ from enum import Enum
 from fractions import Fraction
 from typing import Any, Final, Protocol
 
+from espalier_core.types.measurements import Bid
 from espalier_operator.model.actions import ONE as ONE
 from espalier_operator.model.actions import Share as Share
 
@@ -70,23 +71,6 @@ class SpeedModel(Protocol):
         """Return the progress per second, in any unit, with these workers and nodes and the best batch size."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedGrowth:
-    """Expected gain of a job by growth, if extra workers are lent to it from now on."""
-
-    gains: tuple[float, ...]
-    """Final accuracy (or score, for a job without accuracy) gained by one decision to grow, by two, ..., compared with
-    not growing from now on. Empty or not above 0: nothing."""
-    seconds: tuple[float, ...]
-    """Seconds for which extra workers are needed until each decision has been carried out; rising."""
-
-    @property
-    def rate(self) -> float:
-        """Gain per second of the loan, up to the decision at which it is largest; 0: growth gains nothing."""
-        rates = (gain / max(1.0, seconds) for gain, seconds in zip(self.gains, self.seconds, strict=True))
-        return max(0.0, *rates, 0.0)
-
-
 class Elasticity(Enum):
     """The properties of a job that a policy changes, in addition to its run time."""
 
@@ -120,8 +104,8 @@ class View:
     """Known nodes of the workers of each job."""
     speed_models: Mapping[str, SpeedModel] = field(default_factory=dict)
     """Speed model of each job that has one."""
-    expected_growths: Mapping[str, ExpectedGrowth] = field(default_factory=dict)
-    """Expected growth of each job whose trainer or agent has reported one."""
+    bids: Mapping[str, tuple[Bid, ...]] = field(default_factory=dict)
+    """The bids of each job that has reported some."""
     gpu_types: Mapping[str, int] = field(default_factory=dict)
     """GPUs of each type, the preferred types first; empty where all are of one type."""
     speeds: TypeSpeeds | None = None
@@ -139,12 +123,6 @@ class View:
         """`speed_models` by its old name, until 0.3."""
         warnings.warn("View.outlooks is View.speed_models now", DeprecationWarning, stacklevel=2)
         return self.speed_models
-
-    @property
-    def prospects(self) -> Mapping[str, ExpectedGrowth]:
-        """`expected_growths` by its old name, until 0.3."""
-        warnings.warn("View.prospects is View.expected_growths now", DeprecationWarning, stacklevel=2)
-        return self.expected_growths
 
 
 def base_share(job: Candidate, *, lend: bool = True, weight: Fraction = ONE) -> Share:

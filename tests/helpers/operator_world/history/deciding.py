@@ -15,7 +15,7 @@ from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, View
 from operator_world.whims import WhimsicalPolicy
 
-OTHER_POLICIES: Final = ("growth", "soonest", "las", "gandiva")
+OTHER_POLICIES: Final = ("value", "soonest", "las", "gandiva")
 WAIT_SECONDS: Final = 0.001
 """A server that is late never answers: no history depends on how fast this machine is."""
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.metrics import FAMILIES, LABELS, Exporter, family
-from espalier_core.types.measurements import GradientNoise, GrowthForecast, Measurements, Speed
+from espalier_core.types.measurements import Bid, BidUse, GradientNoise, GrowthForecast, Measurements, Speed
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import WORKERS_METRIC, Adaptation, AdaptationResult, AdaptationSource, Metric
 from espalier_core.types.status import (
@@ -134,6 +134,19 @@ def test_what_growing_would_gain_is_shown_where_it_is_known(growth: GrowthForeca
     status = JobStatus(measurements=Measurements(growth=growth))
     made = series_of([live("one", status, facts("one"))], Snapshot(taken_at=NOW), NOW)
     assert made.get("espalier_job_expected_gain") == gain
+
+
+def test_bids_for_the_next_gpu_are_shown_by_use() -> None:
+    bids = (
+        Bid(use=BidUse.WORKER, workers=2, gain=0.2, low=0.0, high=0.3, seconds=100),
+        Bid(use=BidUse.WORKER, workers=3, gain=0.1, low=0.0, high=0.3, seconds=100),
+        Bid(use=BidUse.GROWTH, workers=2, gain=0.3, low=0.0, high=0.3, seconds=50),
+    )
+    made = series_of(
+        [live("one", JobStatus(measurements=Measurements(bids=bids)), facts("one"))], Snapshot(taken_at=NOW), NOW
+    )
+    per_gpu = {("team", "one", "Worker"): 0.0005, ("team", "one", "Growth"): 0.003}
+    assert made["espalier_job_bid_ratio"] == per_gpu
 
 
 def test_who_trains_together_is_reported_while_the_job_runs() -> None:

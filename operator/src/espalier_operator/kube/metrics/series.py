@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from espalier_core.estimates.bids import next_bids
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import MAX_METRICS, MAX_NAME, MAX_PROBABILITIES, WORKERS_METRIC
 from espalier_core.types.status import ConditionStatus, ConditionType, JobPhase, JobStatus
@@ -43,6 +44,7 @@ SCRAPED: Final = (
     "espalier_job_step_seconds",
     "espalier_job_gradient_noise_scale",
     "espalier_job_expected_gain",
+    "espalier_job_bid_ratio",
     "espalier_job_depth",
     "espalier_job_parameters",
     "espalier_job_adaptations_total",
@@ -206,6 +208,10 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
         made["espalier_job_gradient_noise_scale"] = {place: gradient.noise_scale}
     if status.measurements.growth is not None:
         made["espalier_job_expected_gain"] = {place: status.measurements.growth.gain}
+    if facts is not None and status.measurements.bids:
+        workers, gpus = facts.terms.min_replicas + facts.extra, max(1, facts.terms.gpus_per_worker)
+        bids = next_bids(status.measurements.bids, workers)
+        made["espalier_job_bid_ratio"] = {(*place, str(bid.use)): bid.rate / gpus for bid in bids}
     figures = _first(((figure.name, figure.value) for figure in status.training.metrics), MAX_METRICS)
     if WORKERS_METRIC in figures:
         made["espalier_job_workers"] = {place: 0.0 if status.completion_time else figures[WORKERS_METRIC]}

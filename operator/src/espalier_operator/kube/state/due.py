@@ -220,7 +220,7 @@ def _observed(facts: JobFacts) -> tuple[object, ...]:
 
 def _measured(facts: JobFacts) -> tuple[object, ...]:
     """Return the measurements by which policies decide."""
-    return facts.speeds, facts.done, facts.noise_scale, facts.growth
+    return facts.speeds, facts.done, facts.noise_scale, facts.bids
 
 
 def _only_come(before: tuple[Worker, ...], after: tuple[Worker, ...]) -> bool:

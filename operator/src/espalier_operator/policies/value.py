@@ -1,0 +1,132 @@
+"""Spare GPUs where their best use is worth most: the jobs' bids, per GPU-second of a loan (docs/spare-gpu.md)."""
+
+from __future__ import annotations
+
+import heapq
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from espalier_core.types.measurements import BidUse
+from espalier_operator.policies.fair import served_before, weight_of
+from espalier_operator.policies.view import Candidate, Decision, Elasticity, Share, View
+
+AGAIN_SECONDS: Final = 60.0
+"""Interval of comparisons while jobs wait for a loan: bids fall with the remaining time."""
+_HOLDER: Final = 1.25
+"""Factor on the bid for a GPU that a job has: estimates vary, and the cost of an interrupted loan is lost."""
+_FASTER: Final = 1.05
+"""Minimum speed-up by extra workers for which a job that bids for none gets spare ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValuePolicy:
+    """Each spare GPU goes to the job that gains most by its best use per GPU-second, times its weight by priority.
+
+    A use is another worker, a growth or a trial of growths; for the latter two, one extra worker is enough. Another job
+    takes a GPU over once its own bid is higher by a quarter. A job whose next GPU is worth nothing is lent none, and
+    gives back what it has. Jobs without bids for workers that extra ones speed up share, by weight, what is left. Base
+    GPUs go as under `fair`.
+    """
+
+    name: ClassVar[str] = "value"
+    elasticity: ClassVar[Elasticity] = Elasticity.FIXED
+    queue_order: ClassVar[str] = "by priority, recent use and age"
+
+    predicts: bool = True
+    """Jobs are compared by their bids. Otherwise the oldest goes first, and each keeps its loan until it can decide
+    nothing more; the difference is the value of prediction."""
+    untold: float = 0.01
+    """Gain assumed for a job by a loan of `untold_seconds` until it has told what growing gains: it is lent a GPU once,
+    and its agent then makes a forecast."""
+    untold_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name in ("untold", "untold_seconds"):
+            if not 0 <= (value := getattr(self, name)) < float("inf"):
+                raise ValueError(f"{name}: {value:g} is invalid; must be finite and at least 0")
+
+    def decide(self, view: View) -> Decision:
+        """Return the base workers of each job, and extra workers where they are worth most."""
+        order = sorted(view.jobs, key=served_before)
+        may = [job for job in order if job.workers and job.max_workers > job.min_workers]
+        worths = {job.key: self._worths(job, view) for job in may}
+        extra, waits = _lent(order, worths, _left(view, order))
+        first = sorted((job for job in order if job.key in extra), key=lambda job: -worths[job.key][0])
+        rest = [job for job in order if job.key not in extra]
+        return Decision(
+            shares=tuple(_share(job, view, extra.get(job.key, 0), worths.get(job.key, [])) for job in (*first, *rest)),
+            until=view.now + AGAIN_SECONDS if waits else None,
+            follows_progress=True,
+        )
+
+    def _worths(self, job: Candidate, view: View) -> list[float]:
+        """Return the worth of the first extra worker, the second, ..., up to the first that is worth nothing."""
+        bids = view.bids.get(job.key, ())
+        growths = [bid.rate if self.predicts else 1.0 for bid in bids if bid.use in (BidUse.GROWTH, BidUse.TRIAL)]
+        if not growths and not any(bid.use is BidUse.NOTHING for bid in bids):
+            growths = [self.untold / max(1.0, self.untold_seconds) if self.predicts else 1.0]
+        rates = {bid.workers: bid.rate for bid in bids if bid.use is BidUse.WORKER and self.predicts}
+        first = job.min_workers + 1
+        rates[first] = max(rates.get(first, 0.0), *growths, 0.0)
+        weight = float(weight_of(job.priority)) if self.predicts else 1.0
+        found: list[float] = []
+        for workers in range(first, job.max_workers + 1):
+            if (rate := rates.get(workers, 0.0)) <= 0:
+                break
+            held = _HOLDER if workers <= job.workers else 1.0
+            found.append(held * rate * weight / max(1, job.gpus_per_worker))
+        return found
+
+
+def growth(*, predicts: bool = True, untold: float = 0.01, untold_seconds: float = 300.0) -> ValuePolicy:
+    """Return `value` by the name that it had while jobs bid for growths only, until 0.3."""
+    warnings.warn("the scheduling policy `growth` is `value` now; write value", FutureWarning, stacklevel=2)
+    return ValuePolicy(predicts=predicts, untold=untold, untold_seconds=untold_seconds)
+
+
+def _lent(order: Sequence[Candidate], worths: Mapping[str, list[float]], left: int) -> tuple[dict[str, int], bool]:
+    """Return the extra workers of jobs that are lent some, and whether others would gain by one.
+
+    A job whose next worker does not fit gets no more.
+    """
+    heap = [(-values[0], place, job) for place, job in enumerate(order) if (values := worths.get(job.key))]
+    heapq.heapify(heap)
+    extra, waits = dict[str, int](), False
+    while heap:
+        _, place, job = heapq.heappop(heap)
+        if job.gpus_per_worker > left:
+            waits = True
+            continue
+        left -= job.gpus_per_worker
+        count = extra[job.key] = extra.get(job.key, 0) + 1
+        if count < len(worths[job.key]):
+            heapq.heappush(heap, (-worths[job.key][count], place, job))
+    return extra, waits
+
+
+def _left(view: View, order: Sequence[Candidate]) -> int:
+    """Return the GPUs that base workers leave: waiting jobs get free GPUs before anything is lent.
+
+    A waiting job that does not fit leaves them to others.
+    """
+    # The planner keeps running jobs, as this policy does not preempt. In rounds, a waiting job gets its GPUs before a
+    # later one that runs, so GPUs of later jobs cannot be lent.
+    served = sorted(order, key=lambda job: not job.workers) if view.continuous else order
+    left = view.gpus
+    for job in served:
+        needs = job.min_workers * job.gpus_per_worker
+        if job.workers or needs <= left:
+            left -= needs
+    return left
+
+
+def _share(job: Candidate, view: View, extra: int, worths: Sequence[float]) -> Share:
+    """Return the base workers, those lent, and spare ones: as many as are worth something, or speed the job up."""
+    speed_model, most = view.speed_models.get(job.key), job.min_workers + len(worths)
+    if speed_model is not None and not any(bid.use is BidUse.WORKER for bid in view.bids.get(job.key, ())):
+        alone, all_of_them = speed_model.step_seconds(job.min_workers), speed_model.step_seconds(job.max_workers)
+        most = job.max_workers if alone >= _FASTER * all_of_them else most
+    workers = job.min_workers + extra
+    return Share(job=job.key, workers=workers, spare=max(0, most - workers), weight=weight_of(job.priority))

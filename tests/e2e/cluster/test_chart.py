@@ -1,11 +1,10 @@
-"""What the chart promises of an installation that is changed, on nodes: another policy, another version of it."""
+"""An installation that is changed, on nodes: another policy, another version, an operator that dies."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kube import PROJECT, SYSTEM, Nodes, Space, digits, helm, kubectl, pods_of, run, wait_for
@@ -21,22 +20,28 @@ IMAGE = "localhost/espalier-test-policy:dev"
 def folder(tmp_path: Path) -> Path:
     """Give a folder with a policy `mine` in it, and the chart."""
     save_policy(default_policy(), tmp_path / "policies" / "mine")
-    document = tmp_path / "policies" / "mine" / POLICY_FILE
-    document.write_text(json.dumps({**json.loads(document.read_text()), "name": "mine"}))
+    named(tmp_path, "mine")
     (tmp_path / "charts").symlink_to(PROJECT / "charts")
     return tmp_path
 
 
-def advised(space: Space) -> list[dict[str, Any]]:
-    """Return how a job adapted on the agent's advice."""
-    space.apply(digits("asks", budget=60))
-    wait_for("it grows", lambda: space.status("asks").get("adaptationCount"))
-    found: list[dict[str, Any]] = space.status("asks")["adaptations"]
-    return found
+def named(folder: Path, name: str) -> None:
+    """Give that policy another name."""
+    document = folder / "policies" / "mine" / POLICY_FILE
+    document.write_text(json.dumps({**json.loads(document.read_text()), "name": name}))
+
+
+def adviser(space: Space, job: str) -> tuple[str, str]:
+    """Return on whose advice a new job grows, and by which policy."""
+    space.apply(digits(job, budget=60))
+    wait_for("it grows", lambda: space.status(job).get("adaptationCount"))
+    grown = space.status(job)["adaptations"][0]
+    kubectl("delete", "atj", job, "--namespace", space.name)
+    return grown["source"], grown["policy"].partition("@")[0]
 
 
 @pytest.mark.disturbs(agent=True)
-def test_the_agent_takes_a_policy_from_a_config_map_as_the_book_says(
+def test_the_agent_takes_a_policy_from_a_config_map_as_the_book_says_and_from_an_image(
     space: Space, nodes: Nodes, installation: None, folder: Path
 ) -> None:
     nodes.set_gpus(2)
@@ -46,15 +51,11 @@ def test_the_agent_takes_a_policy_from_a_config_map_as_the_book_says(
         for line in (create, upgrade):
             run("bash", "-c", line, folder=folder)
         kubectl("rollout", "status", "deployment/espalier-agent", "--namespace", SYSTEM, "--timeout=120s", timeout=150)
-        grown = advised(space)[0]
-        assert (grown["source"], grown["policy"].partition("@")[0]) == ("agent", "mine")
+        assert adviser(space, "first") == ("agent", "mine")
     finally:
         kubectl("delete", "configmap", "policy", "--namespace", SYSTEM, "--ignore-not-found")
 
-
-@pytest.mark.disturbs(agent=True)
-def test_the_agent_takes_a_policy_from_an_image(space: Space, nodes: Nodes, installation: None, folder: Path) -> None:
-    nodes.set_gpus(2)
+    named(folder, "baked")
     # The operator's image is on the nodes, and has a `cp`.
     source = "FROM localhost/espalier-operator:dev\nCOPY policies/mine /policy\n"
     (folder / "charts").unlink()
@@ -62,10 +63,16 @@ def test_the_agent_takes_a_policy_from_an_image(space: Space, nodes: Nodes, inst
     run(os.environ["ESPALIER_LOAD_IMAGE"], IMAGE)
     helm(
         *("upgrade", "espalier", "charts/espalier", "--reset-then-reuse-values", "--wait", "--timeout=180s"),
-        *("--set", "agent.policy.source=Image", "--set", f"agent.policy.image={IMAGE}"),
+        *(
+            "--set",
+            "agent.policy.source=Image",
+            "--set",
+            f"agent.policy.image={IMAGE}",
+            "--set",
+            "agent.policy.configMap=",
+        ),
     )
-    grown = advised(space)[0]
-    assert (grown["source"], grown["policy"].partition("@")[0]) == ("agent", "mine")
+    assert adviser(space, "second") == ("agent", "baked")
 
 
 @pytest.mark.disturbs(operator=True, agent=True)
@@ -87,3 +94,23 @@ def test_a_job_lives_through_an_upgrade_from_the_previous_chart(space: Space, no
     status = space.status("lives")
     assert status["restarts"] == 0
     assert status["timeBudget"]["usedSeconds"] == pytest.approx(45, abs=10)
+
+
+@pytest.mark.disturbs(operator=True)
+def test_the_operator_is_killed_while_a_job_adapts(space: Space, nodes: Nodes) -> None:
+    nodes.set_gpus(1)
+    space.apply(digits("steady", budget=45))
+    space.wait_condition("steady", "Running")
+    before = space.status("steady")
+    nodes.set_gpus(2)
+    wait_for("more is allocated", lambda: space.status("steady")["allocation"]["replicas"] == 2, every=0.05)
+    for pod in pods_of("operator"):
+        kubectl("delete", "pod", pod["metadata"]["name"], "--namespace", SYSTEM, "--grace-period=0", "--force")
+    complete = space.wait_condition("steady", "Complete")
+    assert complete["reason"] == "BudgetExhausted"
+    status = space.status("steady")
+    assert status["adaptationCount"] >= 1
+    assert (status["restarts"], status["preemptions"]) == (0, 0), "the training took no notice"
+    assert status["timeBudget"]["usedSeconds"] >= before["timeBudget"]["usedSeconds"]
+    assert status["timeBudget"]["usedSeconds"] <= 55
+    assert len(space.pods("steady", "base")) == 1

@@ -15,17 +15,13 @@ pytestmark = pytest.mark.without_agent
 def elastic(name: str, most: int = 2, **training: Any) -> dict[str, Any]:
     return digits(
         name,
-        budget=300,
+        budget=600,
         maxReplicas=most,
         adaptation={"mode": "Off"},
         # Longer than the test: what a new leader knows it has from the other worker.
         checkpoint={"path": "/checkpoints", "intervalSeconds": 3600},
         training={"elasticBatch": "keepGlobal", "schedule": {"name": "Constant"}, **training},
     )
-
-
-def step(space: Space, job: str) -> int:
-    return int(space.report(job).get("step", 0))
 
 
 def loss(space: Space, job: str) -> float:
@@ -42,45 +38,40 @@ def precious(name: str) -> Iterator[str]:
         kubectl("delete", "priorityclass", name)
 
 
-def two_train(space: Space, nodes: Nodes, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Start a job beside one spare GPU, and wait until two of its workers train together; returns the leader's pod."""
-    name = manifest["metadata"]["name"]
-    nodes.set_gpus(2)
-    space.apply(manifest)
-    space.wait_extra(name, 1)
-    wait_for("two train together", lambda: space.training(name) == 2)
-    space.trains_on(name)
-    leader = space.leader(name)
-    assert leader is not None
-    return leader
-
-
 @pytest.mark.nodes(2)
-def test_pods_train_together_and_part_with_notice(space: Space, nodes: Nodes) -> None:
+def test_pods_train_together_part_with_notice_and_outlive_an_eviction(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1, 0)
     space.apply(elastic("together"))
     space.wait_condition("together", "Running")
     space.trains_on("together")
+    leader = space.leader("together")
+    assert leader is not None
     nodes.set_gpus(1, 1)
     space.wait_extra("together", 1)
     wait_for("two train together", lambda: space.training("together") == 2)
     space.trains_on("together")
     before = loss(space, "together")
 
-    space.apply(waiting("second"))
+    space.apply(waiting("second", timeBudgetSeconds=30))
     space.wait_condition("second", "Running")
+    wait_for(
+        "there was notice",
+        lambda: "together" in [event["involvedObject"]["name"] for event in space.events("NeededByOtherJob")],
+    )
     assert not space.events("ReclaimForced"), "it should have given back before the deadline"
     wait_for("it reports that it trains alone", lambda: space.training("together") == 1)
     space.trains_on("together")
     assert loss(space, "together") < 1.2 * before + 0.1, "the loss jumped when a worker left"
     status = space.status("together")
     assert (status["restarts"], status["preemptions"]) == (0, 0)
+    space.wait_condition("second", "Complete")
 
-
-def test_a_pod_that_kube_scheduler_evicts_is_missed_no_more(space: Space, nodes: Nodes) -> None:
-    """A pod of others whose priority is higher takes the GPU of an extra worker, at once and without notice."""
-    leader = two_train(space, nodes, elastic("together"))
-    extra = space.pods("together", "extra")[0]
+    # What the second job leaves is lent to the first again, and a pod of others whose priority is higher takes it, at
+    # once and without notice.
+    space.wait_extra("together", 1)
+    wait_for("two train together again", lambda: space.training("together") == 2)
+    space.trains_on("together")
+    (extra,) = (pod for pod in space.pods("together", "extra") if pod["status"]["phase"] == "Running")
     before = loss(space, "together")
     with precious(f"precious-{space.name}") as priority:
         image = leader["spec"]["containers"][0]["image"]

@@ -28,12 +28,13 @@ http.server.HTTPServer(("", 8000), Page).serve_forever()
 pytestmark = pytest.mark.without_agent
 
 
-def example(name: str, space: Space, **spec: Any) -> dict[str, Any]:
+def example(name: str, space: Space, called: str = "", **spec: Any) -> dict[str, Any]:
     """Return the job of an example with its checkpoints in the shared folder."""
     job: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    job["metadata"]["name"] = called or name
     pod = job["spec"]["template"]["spec"]
     pod["volumes"] = [host_folder(space)]
-    mount = {"name": "shared", "mountPath": "/checkpoints", "subPath": name}
+    mount = {"name": "shared", "mountPath": "/checkpoints", "subPath": called or name}
     pod["containers"][0]["volumeMounts"] = [mount]
     job["spec"] |= spec
     return job
@@ -50,8 +51,12 @@ def training(space: Space, job: str) -> dict[str, Any]:
     return found
 
 
-def test_programs_complete_and_a_suspended_one_resumes_where_it_stopped(space: Space, nodes: Nodes) -> None:
-    """A shell script is suspended and resumed; a PyTorch script runs to its end beside it."""
+def test_programs_are_budgeted_stopped_and_resumed(space: Space, nodes: Nodes) -> None:
+    """A shell script is suspended and resumed; a PyTorch script runs to its end beside it.
+
+    Then the end of a budget is SIGTERM, and a program that waits for the GPU follows. It may say in its metrics how far
+    it is, and post that; and it has no rights at the API server.
+    """
     nodes.set_gpus(2)
     shared_folder(space, nodes.names[0])
     shell = example("program-shell", space)
@@ -80,13 +85,9 @@ def test_programs_complete_and_a_suspended_one_resumes_where_it_stopped(space: S
     figures = {entry["name"]: entry["value"] for entry in trained["metrics"]}
     assert figures["accuracy"] > 0.9
 
-
-def test_the_end_of_the_budget_is_sigterm_and_a_waiting_program_follows(space: Space, nodes: Nodes) -> None:
-    """It may say in its metrics how far it is, and post that; and it has no rights at the API server."""
     nodes.set_gpus(1)
-    shared_folder(space, nodes.names[0])
-    space.apply(example("program-shell", space, timeBudgetSeconds=6))
-    pages = example("program-pytorch", space)
+    space.apply(example("program-shell", space, "brief", timeBudgetSeconds=6))
+    pages = example("program-pytorch", space, "pages")
     container = pages["spec"]["template"]["spec"]["containers"][0]
     container["command"], container["args"] = ["python", "-c", SERVER], []
     pages["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1  # it ignores SIGTERM
@@ -94,18 +95,18 @@ def test_the_end_of_the_budget_is_sigterm_and_a_waiting_program_follows(space: S
         "metrics": {"port": 8000, "series": {"step": "steps_done", "loss": 'loss{split="test"}'}},
         "steps": 40,
     }
-    assert space.wait_condition("program-shell", "Running")
+    assert space.wait_condition("brief", "Running")
     space.apply(pages)
-    assert space.wait_condition("program-shell", "Complete")["reason"] == "BudgetExhausted"
-    assert space.status("program-shell")["scheduling"]["failures"] == 0
+    assert space.wait_condition("brief", "Complete")["reason"] == "BudgetExhausted"
+    assert space.status("brief")["scheduling"]["failures"] == 0
     told = [{"name": "posted", "value": 7}, {"name": "loss", "value": 0.5}]
-    wait_for("its post and its metrics are read", lambda: training(space, "program-pytorch").get("metrics") == told)
-    assert training(space, "program-pytorch")["donePercentage"] == 25
-    pod = space.leader("program-pytorch")
+    wait_for("its post and its metrics are read", lambda: training(space, "pages").get("metrics") == told)
+    assert training(space, "pages")["donePercentage"] == 25
+    pod = space.leader("pages")
     assert pod is not None
     tokens = [volume for volume in pod["spec"]["volumes"] if "serviceAccountToken" in json.dumps(volume)]
     assert all('"audience": "espalier-progress/' in json.dumps(volume) for volume in tokens), (
         "the API server takes none"
     )
     with pytest.raises(ClusterError, match="404"):
-        space.report("program-pytorch")
+        space.report("pages")

@@ -5,28 +5,22 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from kube import GPU, Nodes, Space, digits, get, stranger, wait_for
+from kube import GPU, Nodes, Space, digits, get, kubectl, stranger, wait_for
 
 IMAGE = "localhost/no-such-image:none"
 """Of pods that never run."""
 pytestmark = pytest.mark.without_agent
 
 
-def test_pods_that_fit_nowhere_hold_nobody_back(space: Space, nodes: Nodes) -> None:
-    nodes.set_gpus(2)
-    for name in ("first", "second"):
+@pytest.mark.nodes(2)
+def test_small_jobs_share_a_node_and_pods_that_fit_nowhere_hold_nobody_back(space: Space, nodes: Nodes) -> None:
+    """kube-scheduler alone would put the second job on the empty node, where a larger one starts."""
+    nodes.set_gpus(2, 2)
+    unfit = ("unfit-0", "unfit-1")
+    for name in unfit:
         pod = stranger(IMAGE, nodeSelector={"disk": "tape"})
         space.apply({**pod, "metadata": {"name": name}})
-    wait_for("kube-scheduler has refused them", lambda: all(_is_refused(space, name) for name in ("first", "second")))
-    space.apply(digits("job", budget=120))
-    space.wait_condition("job", "Running")
-    space.wait_extra("job", 1)
-
-
-@pytest.mark.nodes(2)
-def test_small_jobs_share_a_node_so_that_a_larger_one_starts(space: Space, nodes: Nodes) -> None:
-    """kube-scheduler alone puts the second job on the empty node."""
-    nodes.set_gpus(2, 2)
+    wait_for("kube-scheduler has refused them", lambda: all(_is_refused(space, name) for name in unfit))
     for name in ("first", "second"):
         space.apply(digits(name, budget=120, maxReplicas=1))
     leaders = [wait_for("it is bound", partial(_bound_leader, space, name)) for name in ("first", "second")]
@@ -34,6 +28,10 @@ def test_small_jobs_share_a_node_so_that_a_larger_one_starts(space: Space, nodes
     worker = {"name": "trainer", "resources": {"limits": {GPU: 2}}}
     space.apply(digits("large", budget=120, maxReplicas=1, template={"spec": {"containers": [worker]}}))
     assert wait_for("large is bound", partial(_bound_leader, space, "large")) != leaders[0]
+    kubectl("delete", "atj", "large", "--namespace", space.name)
+    space.apply(digits("job", budget=120))
+    space.wait_condition("job", "Running")
+    space.wait_extra("job", 1)
 
 
 def _bound_leader(space: Space, job: str) -> str | None:

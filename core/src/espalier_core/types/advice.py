@@ -152,6 +152,18 @@ class ActionColumns:
         return [None if action.width is not None else columns.get((action.kind, action.target)) for action in actions]
 
 
+class CurvePoint(Record):
+    """An earlier evaluation."""
+
+    share: float = Field(ge=0, le=1)
+    """Share of the budget that was used."""
+    validation_loss: float
+
+
+MAX_CURVE: Final = 200
+"""Maximum number of earlier evaluations in a request."""
+
+
 class Progress(Record):
     """The progress of training at a request for advice."""
 
@@ -160,6 +172,8 @@ class Progress(Record):
     adaptations: int = Field(default=0, ge=0)
     """Consultations so far."""
     metrics: tuple[Metric, ...] = ()
+    curve: tuple[CurvePoint, ...] = Field(default=(), max_length=MAX_CURVE)
+    """Earlier evaluations, ascending; empty where they are not known."""
 
 
 class AdviceRequest(Record):

@@ -34,7 +34,7 @@ from espalier_core.files.documents import (
 from espalier_core.growth import operation, target_counts
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.adaptation import Insertion
-from espalier_core.types.advice import Action, AdviceRequest, Progress, offered
+from espalier_core.types.advice import Action, AdviceRequest, CurvePoint, Progress, offered
 from espalier_core.types.report import Metric
 from espalier_core.types.task import Task, score_of
 
@@ -297,6 +297,8 @@ class CaseRecord(Record):
     speed: float = Field(default=1.0, gt=0)
     """Factor on the number of steps of all arms in the rest of the budget, as with more workers."""
     places: dict[str, int] = Field(default_factory=dict)
+    curve: tuple[CurvePoint, ...] = ()
+    """Validation losses while it trained until the last moment, ascending; empty where they were not measured."""
     moments: tuple[MomentRecord, ...]
     left_out: tuple[str, ...] = ()
     """Growths that could not be carried out, with the reasons."""
@@ -334,6 +336,7 @@ class CaseRecord(Record):
                 step=round(used),
                 adaptations=len(self.grown),
                 metrics=tuple(Metric(name=name, value=value) for name, value in metrics.items() if value is not None),
+                curve=tuple(point for point in self.curve if point.share < moment.share),
             ),
             places=self.places,
             batch_size=self.batch_size,

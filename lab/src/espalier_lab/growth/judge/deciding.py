@@ -13,17 +13,19 @@ from espalier_core.growth.architecture import Architecture, GrowthError
 from espalier_core.growth.block import ADD_BLOCK
 from espalier_core.growth.deepen import DEEPEN
 from espalier_core.growth.widen import WIDEN
-from espalier_core.types.advice import Action, offered
+from espalier_core.types.advice import Action, CurvePoint, offered
 from espalier_core.types.job import Insertion, Trials
 from espalier_core.types.outcomes import MARKS, ArmRecord, CaseRecord, InsertedRecord, MomentRecord
 from espalier_lab.growth.judge.case import JudgeCase
-from espalier_lab.growth.judge.case_run import CaseRun, TrialSlice
+from espalier_lab.growth.judge.case_run import CaseRun, SplitScore, TrialSlice
 from espalier_lab.growth.judge.records import rounded
 from espalier_trainer.growth.consultation import known_places
 
 OPERATIONS: Final = (DEEPEN.name, ADD_BLOCK.name)
 MOMENTS: Final = (0.2, 0.5)
 MAX_GROWTHS: Final = 8
+EARLIER: Final = (0.25, 0.5)
+"""Shares of the time until a moment at which the loss is measured too, so that its fall is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,18 @@ def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
         shares = ()
     found = known_places(run.network.module, case.example) if architecture is not None else {}
     moments: list[MomentRecord] = []
+    curve: list[CurvePoint] = []
     left_out: dict[str, str] = {}
-    for share in shares:
-        moment, refused = _moment(run, share, growths, setting)
-        moments.append(moment)
-        left_out |= refused
+    earlier = {share * part for share in shares for part in EARLIER}
+    for share in sorted(share for share in {*shares, *earlier} if share * run.budget >= run.used):
+        run.advance(share * run.budget)
+        now = run.score(case.validation)
+        if math.isfinite(now.loss):
+            curve.append(CurvePoint(share=rounded(share), validation_loss=rounded(now.loss)))
+        if share in shares:
+            moment, refused = _moment(run, share, now, growths, setting)
+            moments.append(moment)
+            left_out |= refused
     return CaseRecord(
         case=case.name,
         family=case.family,
@@ -113,6 +122,7 @@ def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
         grown=grown,
         speed=setting.speed,
         places=found,
+        curve=tuple(curve),
         moments=tuple(moments),
         left_out=tuple(f"{action}: {why}" for action, why in left_out.items()),
     )
@@ -132,11 +142,8 @@ def _grown_before(run: CaseRun, most: int) -> tuple[CaseRun, tuple[Action, ...]]
 
 
 def _moment(
-    run: CaseRun, share: float, growths: Sequence[Action], setting: Setting
+    run: CaseRun, share: float, now: SplitScore, growths: Sequence[Action], setting: Setting
 ) -> tuple[MomentRecord, dict[str, str]]:
-    run.advance(share * run.budget)
-    validation = run.case.validation
-    now = run.score(validation)
     refused: dict[str, str] = {}
 
     def trained(action: Action, insertion: Insertion) -> ArmRecord | None:

@@ -70,7 +70,7 @@ def train(
 
     def deepened(model: nn.Module) -> nn.Module:
         example = data_of(job.spec.training.dataset).example_input()
-        return deepened_from_scratch(model, layers, example, job.spec.adaptation.insertion)
+        return deepened_from_scratch(model, layers, example, job.spec.adaptation.described_insertion)
 
     clock = ElasticClock(job.spec.time_budget_seconds, costs.one.of, arrivals, joint_seconds=costs.two.of)
     joint = 0
@@ -109,7 +109,9 @@ def _points(text: str) -> tuple[str, ...]:
     job = AdaptiveTrainingJob.model_validate_json(text)
     data = data_of(job.spec.training.dataset)
     start = build_model(job.spec.training.model, data.classes, data.example_input())
-    return tuple(point.id for point in growth_points(start, data.example_input(), job.spec.adaptation.insertion))
+    return tuple(
+        point.id for point in growth_points(start, data.example_input(), job.spec.adaptation.described_insertion)
+    )
 
 
 def _team(clock: ElasticClock, costs: Costs, place: Rendezvous) -> Callable[[RunJournal], TimedTeam]:

@@ -103,7 +103,7 @@ def _take_part(job: AdaptiveTrainingJob, seed: int, place: str, over: Event) -> 
     training = job.spec.training
     data = load_data(training.dataset)
     model = build_model(training.model, data.classes, data.example_input())
-    start, _ = new_network(model, training.optimizer, data.example_input(), job.spec.adaptation.insertion)
+    start, _ = new_network(model, training.optimizer, data.example_input(), job.spec.adaptation.described_insertion)
 
     def leave() -> bool:
         leader = parent_process()

@@ -136,7 +136,9 @@ def test_the_deepest_net_from_scratch_has_random_weights_where_it_is_deeper() ->
     data = load_data(collection.job.spec.training.dataset)
     torch.manual_seed(3)
     start = build_model(collection.job.spec.training.model, data.classes, data.example_input())
-    net = deepened_from_scratch(start, ["block0"] * 2, data.example_input(), collection.job.spec.adaptation.insertion)
+    net = deepened_from_scratch(
+        start, ["block0"] * 2, data.example_input(), collection.job.spec.adaptation.described_insertion
+    )
     known = dict(start.named_parameters())
     added = {name: value for name, value in net.named_parameters() if name not in known}
     assert len(added) == 4

@@ -21,8 +21,20 @@ from espalier_agent.policies.tree_ensemble import NODES, Trees, TreesNetwork, sq
 from espalier_agent.policies.tree_features import STATIC, UNKNOWN, RequestFacts, static_features
 from espalier_core.files.documents import DocumentError
 from espalier_core.growth.architecture import AttributeValue
-from espalier_core.types.advice import Action, AdviceRequest, offered
-from espalier_core.types.outcomes import ArmRecord, CaseRecord, GrowthCorpus, MomentRecord, read_corpus, write_corpus
+from espalier_core.types.advice import Action, AdviceRequest, CurvePoint, offered
+from espalier_core.types.job import Insertion
+from espalier_core.types.outcomes import (
+    ArmRecord,
+    CaseRecord,
+    GrowthCorpus,
+    InsertedRecord,
+    MomentRecord,
+    read_corpus,
+    write_corpus,
+)
+from espalier_core.types.task import Task
+from espalier_trainer.models.gpt import GPT
+from espalier_trainer.net2net.description import describe
 
 MODELS = {name: named_architecture(name) for name in ("cnn1", "cnn2")}
 PLACES = {"block0.0": 900, "block1.0": 169}
@@ -105,6 +117,64 @@ def test_trees_are_followed_as_one_would_by_hand() -> None:
     rows = np.zeros((3, len(STATIC) + 5), dtype=np.float32)
     rows[:, 2] = [0.4, 0.5, 0.6]
     assert Trees.of(network.arrays()).evaluated(rows)[0].tolist() == [-1, -1, 1]
+
+
+MODEL = describe(GPT(32, 8, 16, 2, 1, 0.0), torch.zeros(2, 8, dtype=torch.long), Insertion.EXACT, ["AddBlock"])
+ADD = Action(kind="AddBlock", target="blocks.0")
+WAYS = {way: ADD.model_copy(update={"insertion": way}) for way in (Insertion.SCALED, Insertion.UNFOLD)}
+
+
+def language_record(family: int, seed: int) -> CaseRecord:
+    """Return a case whose blocks gain bits if the loss still falls, most if they unfold; else they do harm."""
+    chance = np.random.default_rng([family, seed])
+    falls = family % 2 == 0
+
+    def arm(action: Action, bits: float) -> ArmRecord:
+        noise = float(chance.normal(0, 0.002))
+        return ArmRecord(action=action, accuracy=2 ** -(2.0 - bits + noise), step_cost=1.0)
+
+    gains = (
+        {Insertion.SCALED: 0.02, Insertion.UNFOLD: 0.2} if falls else {Insertion.SCALED: -0.2, Insertion.UNFOLD: -0.1}
+    )
+    moment = MomentRecord(
+        share=0.4,
+        validation_accuracy=0.25,
+        validation_loss=1.5,
+        arms=(arm(Action.nothing(), 0.0), arm(ADD, 0.0 if falls else -0.05)),
+        inserted=tuple(InsertedRecord(insertion=way, arm=arm(ADD, bits)) for way, bits in gains.items()),
+    )
+    return CaseRecord(
+        case=f"gpt{family}",
+        family=f"gpt{family}",
+        seed=seed,
+        steps=1000,
+        batch_size=8,
+        task=Task.LANGUAGE_MODEL,
+        architecture=MODEL,
+        places={layer.name: 8 for layer in MODEL.layers if layer.parameters},
+        curve=tuple(CurvePoint(share=share, validation_loss=1.5 + falls * (0.4 - share)) for share in (0.1, 0.2)),
+        moments=(moment,),
+    )
+
+
+def test_it_says_how_blocks_of_a_language_model_are_inserted_and_what_that_gains_in_bits() -> None:
+    records = tuple(language_record(family, seed) for family in range(24) for seed in (0, 1))
+    corpus = GrowthCorpus(name="made", source="test", cases=(*CORPUS.cases, *records))
+    learned = LEARNER.with_corpora([corpus]).learn([], config=LEARNER.recipe("language"), seed=3, name="language")
+    for family in (50, 51):
+        case = language_record(family, 0)
+        request = case.request(case.moments[0])
+        assert request is not None
+        answer = advise(learned, request, "one")
+        gains = {entry.action: entry.gain for entry in answer.probabilities}
+        unfolds = gains[WAYS[Insertion.UNFOLD]]
+        assert unfolds is not None
+        if family % 2:
+            assert answer.action == Action.nothing()
+            assert unfolds.mean < -0.05
+        else:
+            assert answer.action == WAYS[Insertion.UNFOLD]
+            assert unfolds.mean == pytest.approx(0.2, abs=0.07)
 
 
 def test_it_learns_from_tables_of_several_decisions() -> None:

@@ -159,7 +159,7 @@ def test_the_stages_of_a_net_unfold_at_the_same_time_and_go_on_after_a_stop(run,
     assert epoch < share / 2
     assert share <= grown[2].used_seconds - grown[0].used_seconds < share + 2 * epoch
     # While one run unfolds, only the other is offered.
-    kinds = [{str(action) for action in asked.actions()} for asked in advisor.asked]
+    kinds = [{str(action.plain) for action in asked.actions()} for asked in advisor.asked]
     assert kinds[0] > {str(ADD), str(other), "Deepen(3.conv1)"}
     assert kinds[1] == {str(other), "Nothing"}
     network = whole.trainer.network

@@ -53,7 +53,7 @@ class Workers:
             seed_everything(training.seed + 1)  # their own starting weights do not matter
             model = build_model(training.model, data.classes, data.example_input(), data.task)
             network, _ = new_network(
-                model, training.optimizer, data.example_input(), self.job.spec.adaptation.insertion
+                model, training.optimizer, data.example_input(), self.job.spec.adaptation.described_insertion
             )
             follower = BuiltinWorker(
                 self.job, network, data, CPU, training.seed, WorkerIdentity(index=index), stop=self.stopped.is_set

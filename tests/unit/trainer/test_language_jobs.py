@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier_core.types.advice import Action
+from espalier_core.types.advice import Action, AdviceRequest
 from espalier_core.types.events import EpochFinished, TrainerFinished
-from espalier_core.types.job import OptimizerSpec
+from espalier_core.types.job import Insertion, OptimizerSpec
 from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_core.types.task import Task
 from espalier_trainer.data import load_data
 from espalier_trainer.data.objective import objective_of
 from espalier_trainer.errors import ModelError
 from espalier_trainer.growth.advisor import Scripted
+from espalier_trainer.growth.consultation import allowed_actions
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.optimizers.averaging import AVERAGE, averaged
 from espalier_trainer.optimizers.building import build_optimizer
@@ -96,6 +97,47 @@ def test_a_language_model_grows_and_is_the_same_after_a_stop(run, language, tmp_
     assert [len(group["params"]) for group in found.optimizer.param_groups] == [
         len(group["params"]) for group in wanted.optimizer.param_groups
     ]
+
+
+@pytest.mark.parametrize(
+    ("advised", "blocks"), [(Insertion.UNFOLD, 6), (Insertion.SCALED, 6), (Insertion.EXACT, 4)], ids=str
+)
+def test_advice_says_how_blocks_are_inserted(run, language, advised, blocks):
+    job, data = language({"maxAdaptations": 1}, model={"blocks": 3})
+    done = run(job, advisor=Scripted((ADD.model_copy(update={"insertion": advised}),)), up_at=0.02, data=data)
+    (grown,) = done.result.adaptations
+    assert (grown.action, grown.result) == (f"AddBlock(blocks.0, {advised})", AdaptationResult.GROWN)
+    assert len(done.trainer.network.module.blocks) == blocks
+    assert (grown.loss_before is not None) is (advised is Insertion.SCALED)
+
+
+@pytest.mark.parametrize(
+    ("adaptation", "ways"),
+    [
+        ({}, [Insertion.UNFOLD, Insertion.EXACT, Insertion.SCALED]),
+        ({"insertion": "Scaled"}, [Insertion.SCALED]),
+        ({"insertion": "Exact"}, [None]),
+    ],
+)
+def test_a_language_model_is_asked_about_in_each_way_that_its_job_allows(run, language, adaptation, ways):
+    job, data = language(adaptation)
+    trainer = run(job, data=data).trainer
+    network, spec = trainer.network, job.spec.adaptation
+    scalable = frozenset(point.id for point in network.architecture.blocks)
+    found = allowed_actions(
+        spec, network.architecture, network.parameters, frozenset(), Task.LANGUAGE_MODEL, lambda: scalable
+    )
+    wanted = tuple(ADD.model_copy(update={"insertion": way}) for way in ways)
+    request = AdviceRequest(
+        job="default/gpt",
+        architecture=network.architecture,
+        time_left_seconds=1,
+        time_budget_seconds=2,
+        allowed_actions=found,
+    )
+    assert request.actions() == (*wanted, Action.nothing())
+    assert request.meant(ADD) == wanted[0]
+    assert request.meant(Action.deepen("blocks.0")) is None
 
 
 def test_what_nobody_asks_for_changes_nothing(run, language):

@@ -28,9 +28,10 @@ from espalier_agent.learners.learning import (
     finish_learning,
     remembered,
 )
+from espalier_agent.policies.familiarity import Domain, steps_left
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED, LearntHistory, Policy
-from espalier_agent.policies.tree_features import RequestFacts, Vector, dynamic_features, static_features
+from espalier_agent.policies.tree_features import RequestFacts, Vector, changing_features, row_of, static_features
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_core.base import Record
@@ -39,8 +40,8 @@ from espalier_core.growth import operation_names
 from espalier_core.growth.architecture import Architecture
 from espalier_core.growth.deepen import DEEPEN
 from espalier_core.types.advice import Action
-from espalier_core.types.outcomes import CaseRecord, GrowthCorpus, OutcomeTable
-from espalier_core.types.task import Task
+from espalier_core.types.outcomes import CaseRecord, GrowthCorpus, MomentRecord, OutcomeTable
+from espalier_core.types.task import Task, score_of
 
 Floats = npt.NDArray[np.float32]
 
@@ -84,6 +85,12 @@ class GrowthsConfig(Record):
     """Weight of a second copy of the rows without costs and curve, for requests that have neither."""
 
 
+class OfTask(Record):
+    """The task of a policy that is not for classifications."""
+
+    task: Task
+
+
 class HeldOut(Record):
     """The held-out part of a history."""
 
@@ -113,7 +120,9 @@ class GrowthsLearner(Learner):
         """Return the recipe, with the fields for a history if there is one."""
         # super() without arguments fails in a class with slots: the decorator creates the class a second time.
         found = Learner.recipe(self, name)
-        return found if self.history is None else self.history_recipe(**found.model_dump())
+        if self.history is None or isinstance(found, OfTask):
+            return found
+        return self.history_recipe(**found.model_dump())
 
     def with_corpora(self, corpora: Sequence[GrowthCorpus]) -> GrowthsLearner:
         """Return a learner that also learns from these corpora."""
@@ -132,17 +141,20 @@ class GrowthsLearner(Learner):
         if encoder != self.encoder:
             raise LearningError(f"learner {self.name} has the encoder {self.encoder} alone; leave --encoder out")
         trees = [decision_tree(table) for table in tables]
-        found = [*rows_of_corpora(self.corpora, config.blind), *rows_of_tables(trees)]
+        task = config.task if isinstance(config, OfTask) else Task.CLASSIFICATION
+        found = [*rows_of_corpora(self.corpora, task, config.blind), *rows_of_tables(trees)]
         met, lineage = self._remembered(config)
         found += (row for one in met for row in rows_of_history(one))
         if not found:
             raise LearningError("there is no outcome table, no corpus and no history of growths to learn from")
+        cases = [case for corpus in self.corpora for case in corpus.cases if case.task is task]
         architectures = [
             *(one.decision.architecture for one in met),
-            *(case.architecture for corpus in self.corpora for case in corpus.cases if case.architecture is not None),
+            *(case.architecture for case in cases if case.architecture is not None),
             *(state.architecture for tree in trees for state in tree.states[:1]),
         ]
-        network = _network(self.encoder, architectures, {row.action.kind for row in found} - {DEEPEN.name}, seed)
+        operations = {row.action.kind for row in found} - {DEEPEN.name}
+        network = _network(self.encoder, architectures, operations, task, seed)
         self.fit(network, found, config, seed, progress)
         start = Start(tuple(tables), seed, network, Vocabulary.build(architectures, DEFAULT_EMBEDDING_SEED), games=[])
         return finish_learning(
@@ -153,22 +165,34 @@ class GrowthsLearner(Learner):
             parent=None,
             episodes=len(found),
             history=lineage,
+            domain=_domain(task, cases),
         )
 
     def _remembered(self, config: Any) -> tuple[list[Measured], LearntHistory | None]:
         """Return the samples of the history without the held-out part, and its entry in the lineage."""
         if self.history is None:
             return [], None
+        if isinstance(config, OfTask):
+            raise LearningError(f"policies for {config.task} learn from corpora alone; leave --history out")
         found = remembered(self.history, config, self.files)
         return list(measured(found.episodes, found.tried)), found.lineage
 
 
+def _domain(task: Task, cases: Sequence[CaseRecord]) -> Domain | None:
+    """Return the domain of corpora; None without one."""
+    requests = [request for case in cases for moment in case.moments if (request := case.request(moment)) is not None]
+    left = [steps for request in requests if (steps := steps_left(request)) is not None]
+    return Domain.of(task, (request.architecture for request in requests), left) if requests else None
+
+
 def _network(
-    encoder: str, architectures: Sequence[Architecture], operations: Iterable[str], seed: int
+    encoder: str, architectures: Sequence[Architecture], operations: Iterable[str], task: Task, seed: int
 ) -> PolicyNetwork:
     """Return a network that scores only the operations that it learns from."""
     points = max((len(one.growth_points) for one in architectures), default=1)
     config = NetworkConfig.scoring(encoder, max(1, points), [one for one in operation_names() if one in operations])
+    if task is not Task.CLASSIFICATION:
+        config = config.model_copy(update={"task": task})
     return PolicyNetwork.seeded(config, seed)
 
 
@@ -177,16 +201,16 @@ def by_fitting(start: Start, config: Any, progress: ProgressCallback) -> int:
     raise LearningError("gains are not learnt by playing games; `GrowthsLearner.learn` learns them")
 
 
-def rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[GrowthSample]:
-    """Yield the rows of corpora, and again, with the weight `blind`, as if costs and curve were unknown."""
+def rows_of_corpora(corpora: Sequence[GrowthCorpus], task: Task, blind: float) -> Iterator[GrowthSample]:
+    """Yield the rows of a task, and again, with the weight `blind`, as if costs and curve were unknown."""
     for corpus in corpora:
         by_case: dict[tuple[Any, ...], list[CaseRecord]] = {}
-        for record in corpus.cases:
+        for record in (one for one in corpus.cases if one.task is task):
             by_case.setdefault((record.case, record.grown, record.speed), []).append(record)
         for case, records in by_case.items():
             read = _Statics()
             for place, moment in enumerate(records[0].moments):
-                gains = _gains([record.moments[place] for record in records])
+                gains = _gains(task, [record.moments[place] for record in records])
                 for record in records:
                     request = record.request(record.moments[place])
                     if request is None:
@@ -198,7 +222,8 @@ def rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[G
                             yield from _rows(
                                 request.architecture,
                                 read.features(request.architecture, facts),
-                                [left, *dynamic_features(request.architecture, facts)],
+                                left,
+                                changing_features(request.architecture, facts),
                                 gains,
                                 weight / len(records),
                                 record.family,
@@ -206,12 +231,12 @@ def rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[G
                             )
 
 
-def _gains(moments: Sequence[Any]) -> dict[Action, float]:
-    """Return the mean gain of each growth that occurs in all seeds."""
-    found = [{arm.action: arm.accuracy for arm in moment.arms} for moment in moments]
+def _gains(task: Task, moments: Sequence[MomentRecord]) -> dict[Action, float]:
+    """Return the mean gain of each growth that occurs in all seeds, in the task's measure."""
+    found = [{arm.action: score_of(task, arm.accuracy) for arm in moment.every} for moment in moments]
     nothing = Action.nothing()
     return {
-        action: float(np.mean([one[action] - one[nothing] for one in found]))
+        action: float(np.mean([one[action].ahead_of(one[nothing]) for one in found]))
         for action in found[0]
         if action.grows and all(action in one for one in found)
     }
@@ -236,17 +261,17 @@ def rows_of_tables(trees: Sequence[DecisionTree]) -> Iterator[GrowthSample]:
             }
             share = state.time_left_s / state.time_budget_s
             static = static_features(state.architecture, RequestFacts())
-            dynamic = dynamic_features(state.architecture, RequestFacts())
-            yield from _rows(state.architecture, static, [share, *dynamic], gains, 1 / len(prefixes), tree.model, "")
+            changing = changing_features(state.architecture, RequestFacts())
+            yield from _rows(state.architecture, static, share, changing, gains, 1 / len(prefixes), tree.model, "")
 
 
 def rows_of_history(one: Measured) -> Iterator[GrowthSample]:
     """Yield the rows of a decision of a service."""
     share = one.decision.time_left_seconds / one.decision.time_budget_seconds
     static = static_features(one.decision.architecture, one.facts)
-    dynamic = [share, *dynamic_features(one.decision.architecture, one.facts)]
+    changing = changing_features(one.decision.architecture, one.facts)
     for action, (gain, weight) in one.gains.items():
-        yield from _rows(one.decision.architecture, static, dynamic, {action: gain}, weight, one.family, "")
+        yield from _rows(one.decision.architecture, static, share, changing, {action: gain}, weight, one.family, "")
 
 
 class _Statics:
@@ -256,8 +281,7 @@ class _Statics:
         self._met: list[tuple[Architecture, RequestFacts, dict[Action, Vector]]] = []
 
     def features(self, architecture: Architecture, facts: RequestFacts) -> dict[Action, Vector]:
-        # Metrics are only read as dynamic features.
-        sizes = replace(facts, metrics={})
+        sizes = RequestFacts(facts.places, facts.batch_size)
         for met, known, found in self._met:
             if known == sizes and met == architecture:
                 return found
@@ -269,7 +293,8 @@ class _Statics:
 def _rows(
     architecture: Architecture,
     static: Mapping[Action, Vector],
-    dynamic: Sequence[float],
+    share: float,
+    changing: Sequence[float],
     gains: dict[Action, float],
     weight: float,
     family: str,
@@ -277,7 +302,7 @@ def _rows(
 ) -> Iterator[GrowthSample]:
     for action, gain in gains.items():
         if action in static:
-            features = [*static[action].tolist(), *dynamic]
+            features = row_of(static[action], share, changing)
             yield GrowthSample(architecture, action, features, gain, weight, family, decision)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from espalier_agent.history.episodes import Episode, Gathered, Tried, episodes_digest, split
+from espalier_agent.policies.familiarity import Domain
 from espalier_agent.policies.network import ENCODERS, NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import (
     DEFAULT_EMBEDDING_SEED,
@@ -234,6 +235,7 @@ def finish_learning(
     parent: Policy | None,
     episodes: int,
     history: LearntHistory | None = None,
+    domain: Domain | None = None,
 ) -> Policy:
     """Freeze the result into a policy that records its origin, and the data that its parent has learnt from."""
     learnt = {table_digest(table): table.name for table in start.tables}
@@ -248,6 +250,7 @@ def finish_learning(
         tables=tuple(LearntTable(name=name, sha256=sha256) for sha256, name in learnt.items()),
         parent=None if parent is None else parent.identity,
         history=history,
+        domain=domain,
     )
     return make_policy(name, start.network, start.vocabulary, lineage)
 

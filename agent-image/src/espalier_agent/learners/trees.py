@@ -29,6 +29,7 @@ from espalier_agent.learners.growths import (
     GrowthsConfig,
     GrowthsLearner,
     HeldOut,
+    OfTask,
     Rows,
     by_fitting,
     stacked,
@@ -36,7 +37,7 @@ from espalier_agent.learners.growths import (
 from espalier_agent.learners.learning import LearningError, LearningProgress, ProgressCallback
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.tree_ensemble import DEPTH, LEAVES, TREES, Trees, TreesNetwork, squashed
-from espalier_agent.policies.tree_features import FEATURES
+from espalier_agent.policies.tree_features import BASE, FEATURES
 from espalier_core.estimates.gains import HARM
 from espalier_core.types.task import Task
 
@@ -61,6 +62,10 @@ class TreesConfig(GrowthsConfig):
     """Share of the features considered for each split."""
 
 
+class TreesTaskConfig(TreesConfig, OfTask):
+    """Hyperparameters of the trees for another task than classification, which read all features."""
+
+
 class TreesHistoryConfig(TreesConfig, HeldOut):
     """Hyperparameters of learning with a history."""
 
@@ -73,7 +78,8 @@ def _fit(
     if importlib.util.find_spec("sklearn") is None:
         raise LearningError("learner trees: scikit-learn is not installed; pip install 'espalier-agent[trees]'")
     rows = stacked(found)
-    targets = np.array([squashed(float(gain)) for gain in rows.gains], dtype=np.float32)
+    features = rows.features if isinstance(config, OfTask) else rows.features[:, : len(BASE)]
+    targets = np.array([squashed(float(gain), network.task) for gain in rows.gains], dtype=np.float32)
     chance = random.Random(seed)
     families = int(rows.families.max()) + 1
     left_out = np.zeros((TREES, len(targets)), dtype=bool)
@@ -85,7 +91,7 @@ def _fit(
         left_out[tree] = counts == 0
         weights = rows.weights * counts
         first, again, widening = (
-            _grown(rows.features, targets, weights * part, config, chance.randrange(2**31)) for part in parts
+            _grown(features, targets, weights * part, config, chance.randrange(2**31)) for part in parts
         )
         for name, values in _joined(WIDENS, _joined(GROWN, first, again), widening).items():
             network.get_buffer(name)[tree, : len(values)] = torch.from_numpy(values)
@@ -148,26 +154,26 @@ def _choose_caution(network: TreesNetwork, rows: Rows, left_out: npt.NDArray[np.
     mean, deviation = np.nanmean(apart, axis=0), np.nanstd(apart, axis=0)
     gains, decisions = rows.gains[judged], rows.decisions[judged]
     for caution, needed in itertools.product(CAUTIONS, NEEDED):
-        if _harm(mean - caution * deviation, needed, gains, decisions) <= HARM_BAR:
+        if _harm(mean - caution * deviation, needed, gains, decisions, network.task) <= HARM_BAR:
             break
     network.get_buffer("caution")[0], network.get_buffer("needed")[0] = caution, needed
 
 
-def _harm(scores: Floats, needed: float, gains: Floats, decisions: npt.NDArray[np.int64]) -> float:
+def _harm(scores: Floats, needed: float, gains: Floats, decisions: npt.NDArray[np.int64], task: Task) -> float:
     """Return the share of decisions in which following the scores does harm."""
     numbers = np.unique(decisions)
     harm = 0
     for number in numbers:
         of = decisions == number
         place = int(scores[of].argmax())
-        harm += bool(scores[of][place] > needed and gains[of][place] < -HARM[Task.CLASSIFICATION])
+        harm += bool(scores[of][place] > needed and gains[of][place] < -HARM[task])
     return harm / len(numbers)
 
 
 LEARNER: Final = GrowthsLearner(
     "trees",
     by_fitting,
-    {"default": TreesConfig()},
+    {"default": TreesConfig(), "language": TreesTaskConfig(task=Task.LANGUAGE_MODEL)},
     encoder="trees",
     continues=False,
     fit=_fit,

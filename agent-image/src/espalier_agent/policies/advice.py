@@ -19,10 +19,18 @@ from dataclasses import dataclass, replace
 import torch
 from pydantic import Field
 
+from espalier_agent.policies.familiarity import familiarity
 from espalier_agent.policies.network import masked_log_probabilities
 from espalier_agent.policies.policy import Policy
 from espalier_core.base import Record
-from espalier_core.types.advice import Action, ActionProbability, AdviceRequest, AdviceResponse, ExpectedGain
+from espalier_core.types.advice import (
+    Action,
+    ActionProbability,
+    AdviceRequest,
+    AdviceResponse,
+    ExpectedGain,
+    Familiarity,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,8 @@ class PolicyDecision:
     """Probabilities in the order of `AdviceRequest.actions()`; they sum to 1, and actions without an output have 0."""
     unknown_layers: int
     """Layers of the model outside the policy's vocabulary."""
+    familiarity: Familiarity | None = None
+    """How the request compares with what the policy has learned from; None where that is not known."""
     behaviour_probability: float = 1.0
     """The probability with which `action` was taken: 1 if the most probable action is always taken."""
 
@@ -50,7 +60,7 @@ def decide(policy: Policy, request: AdviceRequest, sample_seed: int | None = Non
     with that seed. It never fails: unknown layers are embedded from their attributes, and a model without allowed
     growth points is left as it is.
     """
-    policy = policy.answering(request.architecture)
+    policy = policy.answering(request)
     actions = request.actions()
     probabilities, gains = _estimates(policy, request, actions)
     chosen = _greedy(probabilities) if sample_seed is None else _sampled(probabilities, sample_seed)
@@ -61,13 +71,14 @@ def decide(policy: Policy, request: AdviceRequest, sample_seed: int | None = Non
             for action, probability, gain in zip(actions, probabilities, gains, strict=True)
         ),
         unknown_layers=policy.vocabulary.unknown(request.architecture),
+        familiarity=familiarity(policy.lineage.domain, request),
         behaviour_probability=1.0 if sample_seed is None else probabilities[chosen],
     )
 
 
 def advise(policy: Policy, request: AdviceRequest, decision_id: str) -> AdviceResponse:
     """Return the greedy decision as the answer to a consultation."""
-    policy = policy.answering(request.architecture)
+    policy = policy.answering(request)
     return answer_of(policy, decide(policy, request), decision_id)
 
 
@@ -78,6 +89,7 @@ def answer_of(policy: Policy, decision: PolicyDecision, decision_id: str) -> Adv
         action=decision.action,
         policy=policy.identity,
         probabilities=decision.probabilities,
+        familiarity=decision.familiarity,
     )
 
 

@@ -25,7 +25,7 @@ from espalier_agent.policies.graph_encoder import (
 )
 from espalier_agent.policies.network import NetworkConfig, Prepared
 from espalier_agent.policies.tree_ensemble import SHARPNESS
-from espalier_agent.policies.tree_features import FEATURES, STATIC, RequestFacts, prepared_features, rows_of
+from espalier_agent.policies.tree_features import BASE, STATIC, RequestFacts, prepared_features, rows_of
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.advice import AdviceRequest
@@ -46,7 +46,7 @@ class GainHead(nn.Module):
         sizes = [POINT_FEATURES, *map(target_feature_count, operations[1:])]
         self.of_target = nn.ModuleList(nn.Linear(STATE_SIZE + size, HIDDEN_SIZE) for size in sizes)
         self.of_model = nn.Linear(2 * STATE_SIZE + MODEL_FEATURES, HIDDEN_SIZE)
-        self.of_features = nn.Linear(len(FEATURES) + TIME_FEATURES, HIDDEN_SIZE)
+        self.of_features = nn.Linear(len(BASE) + TIME_FEATURES, HIDDEN_SIZE)
         self.score = nn.Sequential(
             nn.ReLU(),
             nn.Dropout(DROPOUT),
@@ -55,8 +55,8 @@ class GainHead(nn.Module):
             nn.Dropout(DROPOUT),
             nn.Linear(HIDDEN_SIZE, 1),
         )
-        self.register_buffer("mean", torch.zeros(len(FEATURES)))
-        self.register_buffer("deviation", torch.ones(len(FEATURES)))
+        self.register_buffer("mean", torch.zeros(len(BASE)))
+        self.register_buffer("deviation", torch.ones(len(BASE)))
 
     def places(self, encodings: GraphEncodings) -> Tensor:
         """Return the encoding of each growth of each model, without features: (M, growths, hidden)."""
@@ -66,7 +66,7 @@ class GainHead(nn.Module):
         return torch.cat(of_targets, dim=1) + of_models[:, None]
 
     def gains(self, places: Tensor, features: Tensor) -> Tensor:
-        """Return the gains (...) of growths, from their `places` (..., hidden) and `FEATURES` (..., features)."""
+        """Return the gains (...) of growths, from their `places` (..., hidden) and `BASE` (..., features)."""
         share = features[..., _SHARE]
         times = time_features(share.reshape(-1), torch.ones(share.numel())).reshape(*share.shape, TIME_FEATURES)
         mean, deviation = self.get_buffer("mean"), self.get_buffer("deviation")
@@ -102,11 +102,11 @@ class GraphGainsNetwork(GraphNetwork):
     def _with_features(
         self, architectures: Sequence[Architecture], vocabulary: Vocabulary, facts: Sequence[RequestFacts]
     ) -> Prepared:
-        features = prepared_features(self.config.operations, architectures, facts)
+        features = prepared_features(self.config.operations, architectures, facts, insertions=())
         return self.graphs(architectures, vocabulary) | features
 
     def logits(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
         """Return the scaled gain of each growth, and 0 for doing nothing."""
         places = self.head.places(self.encoder(prepared))
-        gains = self.head.gains(places[models], rows_of(prepared, models, time_left_s, time_budget_s))
+        gains = self.head.gains(places[models], rows_of(prepared, models, time_left_s, time_budget_s)[..., : len(BASE)])
         return SHARPNESS * torch.cat([gains, torch.zeros(len(gains), 1)], dim=1)

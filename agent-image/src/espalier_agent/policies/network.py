@@ -23,6 +23,7 @@ from espalier_core.growth.deepen import DEEPEN
 from espalier_core.growth.widen import WIDEN
 from espalier_core.registry import Registry
 from espalier_core.types.advice import ActionColumns, AdviceRequest
+from espalier_core.types.task import Task
 
 Prepared = dict[str, Tensor]
 """Models as the constant tensors that an encoder reads; prepared once, encoded in each update."""
@@ -39,6 +40,8 @@ class NetworkConfig(Record):
     """True: groups of channels are scored too; absent: they are never chosen."""
     others: tuple[OperationName, ...] | None = None
     """Growth operations other than `Deepen` and `Widen` whose targets are scored."""
+    task: Task | None = None
+    """The task in whose measure gains are; absent: a classification."""
 
     @classmethod
     def scoring(cls, encoder: str, growth_points: int, operations: Iterable[str]) -> NetworkConfig:

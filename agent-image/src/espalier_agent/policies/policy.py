@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.resources import as_file, files
@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from espalier_agent import data
+from espalier_agent.policies.familiarity import Domain
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.vocabulary import EMBEDDING_SIZE, Vocabulary
 from espalier_core.base import Record
@@ -36,8 +37,8 @@ from espalier_core.files.documents import (
     write_document,
 )
 from espalier_core.files.tensors import TensorFacts, fault_of
-from espalier_core.growth.architecture import Architecture
-from espalier_core.types.advice import PolicyVersion
+from espalier_core.types.advice import AdviceRequest, PolicyVersion
+from espalier_core.types.task import Task
 
 DEFAULT_EMBEDDING_SEED: Final = 0
 """Seed of the layers' embeddings. Policies that share it agree about layers that none of them has met."""
@@ -92,6 +93,8 @@ class Lineage(Record):
     """The policy that learning started from; absent for a fresh network."""
     history: LearntHistory | None = None
     """History that it, or its parent, learned from in addition to tables; absent if both learned from tables alone."""
+    domain: Domain | None = None
+    """The models that it has learned from; absent where that was not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +109,14 @@ class Policy:
     lineage: Lineage
     strangers: Policy | None = field(default=None, compare=False)
     """The policy for models with layers that this one has never met; None: this one answers for them, too."""
+    of_tasks: Mapping[Task, Policy] = field(default_factory=dict, compare=False)
+    """The policies for tasks that this one has not learned."""
 
-    def answering(self, architecture: Architecture) -> Policy:
-        """Return the policy that answers for a model."""
-        if self.strangers is None or self.vocabulary.knows(architecture):
+    def answering(self, request: AdviceRequest) -> Policy:
+        """Return the policy that answers a request."""
+        if request.task in self.of_tasks:
+            return self.of_tasks[request.task]
+        if self.strangers is None or self.vocabulary.knows(request.architecture):
             return self
         return self.strangers
 

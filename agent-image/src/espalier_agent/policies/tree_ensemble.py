@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from espalier_agent.policies.network import Gains, NetworkConfig, PolicyNetwork, Prepared
-from espalier_agent.policies.tree_features import FEATURES, RequestFacts, prepared_features, rows_of
+from espalier_agent.policies.tree_features import FEATURES, INSERTIONS, RequestFacts, prepared_features, rows_of
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_core.estimates.gains import SPREAD
 from espalier_core.growth.architecture import Architecture
@@ -91,6 +91,11 @@ class TreesNetwork(PolicyNetwork):
         self.register_buffer("needed", torch.zeros(1))
         self._made: Trees | None = None
 
+    @property
+    def task(self) -> Task:
+        """The task in whose measure its gains are."""
+        return self.config.task or Task.CLASSIFICATION
+
     def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> Prepared:
         """Turn models into features, from their descriptions alone."""
         return self._prepared(architectures, [RequestFacts()] * len(architectures))
@@ -104,7 +109,7 @@ class TreesNetwork(PolicyNetwork):
 
     def outputs(self, prepared: Prepared) -> ActionColumns:
         """Return as many columns as the largest models need."""
-        return ActionColumns(dict(zip(self.config.operations, prepared["counts"].tolist(), strict=True)))
+        return ActionColumns(dict(zip(self.config.operations, prepared["counts"].tolist(), strict=True)), INSERTIONS)
 
     def logits(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
         """Return a low, scaled estimate of the gain of each growth; doing nothing has `needed`."""
@@ -117,7 +122,8 @@ class TreesNetwork(PolicyNetwork):
         each = self._values(prepared, models, time_left_s, time_budget_s)
         mean, (low, high) = each.mean(axis=0), np.quantile(each, QUANTILES, axis=0)
         ends = np.minimum(low, mean), np.maximum(high, mean)
-        return self._scores(each), Gains(*(torch.from_numpy(_unsquashed(one)) for one in (mean, *ends)))
+        spread = SPREAD[self.task]
+        return self._scores(each), Gains(*(torch.from_numpy(_unsquashed(one, spread)) for one in (mean, *ends)))
 
     def _scores(self, each: npt.NDArray[np.float32]) -> Tensor:
         scores = each.mean(axis=0) - float(self._tensor("caution")) * each.std(axis=0)
@@ -148,13 +154,11 @@ class TreesNetwork(PolicyNetwork):
         return self.get_buffer(name)
 
 
-def squashed(gain: float) -> float:
-    """Return a gain in accuracy as the trees learn it: a gain of 0.1 is hardly better than one of 0.06."""
-    return math.tanh(gain / SPREAD[Task.CLASSIFICATION])
+def squashed(gain: float, task: Task = Task.CLASSIFICATION) -> float:
+    """Return a gain as the trees learn it: one of 3 times the spread is hardly better than one of twice the spread."""
+    return math.tanh(gain / SPREAD[task])
 
 
-def _unsquashed(values: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    found: npt.NDArray[np.float64] = SPREAD[Task.CLASSIFICATION] * np.arctanh(
-        np.clip(values.astype(np.float64), -_LIMIT, _LIMIT)
-    )
+def _unsquashed(values: npt.NDArray[np.floating], spread: float) -> npt.NDArray[np.float64]:
+    found: npt.NDArray[np.float64] = spread * np.arctanh(np.clip(values.astype(np.float64), -_LIMIT, _LIMIT))
     return found

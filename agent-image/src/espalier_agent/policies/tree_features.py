@@ -34,10 +34,11 @@ from espalier_core.growth.architecture import (
     places_of_all,
     step_seconds,
 )
-from espalier_core.growth.block import ADD_BLOCK
+from espalier_core.growth.block import ADD_BLOCK, owner_of
 from espalier_core.growth.deepen import DEEPEN
 from espalier_core.growth.widen import WIDEN
-from espalier_core.types.advice import Action, AdviceRequest, offered
+from espalier_core.types.adaptation import Insertion
+from espalier_core.types.advice import Action, ActionColumns, AdviceRequest, CurvePoint, offered
 
 UNKNOWN: Final = -1.0
 BATCH_SIZE: Final = 32
@@ -74,7 +75,21 @@ STATIC: Final = (
     "classes",
 )
 DYNAMIC: Final = ("share of the time left", "validation accuracy", "validation loss by chance", "gap", "train loss")
-FEATURES: Final = (*STATIC, *DYNAMIC)
+INSERTED: Final = ("scaled", "unfolds")
+PROGRESS: Final = (
+    "log steps left",
+    "log tokens seen by parameters",
+    "log tokens left by parameters",
+    "slope of the loss",
+    "curvature of the loss",
+)
+"""Carry over sizes. The slope is the fall of the validation loss, by chance, in the last doubling of the time."""
+BASE: Final = (*STATIC, *DYNAMIC)
+"""Features by which policies of classifications were learned."""
+FEATURES: Final = (*BASE, *INSERTED, *PROGRESS)
+"""New ones come last: the trees of stored policies name features by their places."""
+INSERTIONS: Final = (Insertion.EXACT, Insertion.SCALED, Insertion.UNFOLD)
+"""Ways to insert whole blocks that have rows of their own."""
 
 Vector = npt.NDArray[np.float32]
 
@@ -86,16 +101,29 @@ class RequestFacts:
     places: Mapping[str, int] = field(default_factory=dict)
     batch_size: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    step: int = 0
+    used: float = 0.0
+    """Share of the budget that is used."""
+    curve: tuple[CurvePoint, ...] = ()
 
     @classmethod
     def of(cls, request: AdviceRequest) -> RequestFacts:
         """Return the facts of a request."""
-        metrics = {metric.name: metric.value for metric in request.progress.metrics}
-        return cls(request.places, request.batch_size, metrics)
+        progress = request.progress
+        metrics = {metric.name: metric.value for metric in progress.metrics}
+        used = max(0.0, 1.0 - request.time_left_seconds / request.time_budget_seconds)
+        return cls(request.places, request.batch_size, metrics, progress.step, used, progress.curve)
+
+
+def ways(action: Action) -> tuple[Action, ...]:
+    """Return a growth in each way in which it can be inserted; exactly first, as itself."""
+    if not operation(action.kind).inserts:
+        return (action,)
+    return (action, *(action.model_copy(update={"insertion": way}) for way in INSERTIONS[1:]))
 
 
 def static_features(architecture: Architecture, facts: RequestFacts) -> dict[Action, Vector]:
-    """Return the `STATIC` features of each growth that a model offers."""
+    """Return the `STATIC` and `INSERTED` features of each growth that a model offers, in each way to insert it."""
     growths = offered(architecture)
     model = _Model(architecture, facts)
     found: dict[Action, Vector] = {}
@@ -110,12 +138,26 @@ def static_features(architecture: Architecture, facts: RequestFacts) -> dict[Act
         row = model.features(action, share, first=action.kind not in mixed)
         if row[STATIC.index("mixes places")]:
             mixed.add(action.kind)
-        found[action] = np.array([*row, *whole], dtype=np.float32)
+        for way in ways(action):
+            if way.insertion is not None:
+                row = model.features(way, share, first=row[STATIC.index("first that mixes places")] > 0)
+            kinds = (way.insertion is Insertion.SCALED, way.insertion is Insertion.UNFOLD)
+            found[way] = np.array([*row, *whole, *kinds], dtype=np.float32)
     return found
 
 
-def dynamic_features(architecture: Architecture, facts: RequestFacts) -> list[float]:
-    """Return the `DYNAMIC` features except the time."""
+def changing_features(architecture: Architecture, facts: RequestFacts) -> list[float]:
+    """Return the `DYNAMIC` features except the time, and the `PROGRESS` features."""
+    return [*_dynamic(architecture, facts), *_progress(architecture, facts)]
+
+
+def row_of(static: Vector, share: float, changing: Sequence[float]) -> list[float]:
+    """Return the `FEATURES` of a growth from those that do not change, the share of the time left, and the others."""
+    fixed, known = static.tolist(), len(DYNAMIC) - 1
+    return [*fixed[: len(STATIC)], share, *changing[:known], *fixed[len(STATIC) :], *changing[known:]]
+
+
+def _dynamic(architecture: Architecture, facts: RequestFacts) -> list[float]:
     metrics, chance = facts.metrics, math.log(max(2, _classes(architecture)))
     valid, train = metrics.get("validation_loss"), metrics.get("train_loss")
     return [
@@ -124,6 +166,48 @@ def dynamic_features(architecture: Architecture, facts: RequestFacts) -> list[fl
         0.0 if valid is None or train is None else max(-2.0, min((valid - train) / chance, 5.0)),
         UNKNOWN if train is None else min(train / chance, 5.0),
     ]
+
+
+def _progress(architecture: Architecture, facts: RequestFacts) -> list[float]:
+    left = facts.step * (1.0 - facts.used) / facts.used if facts.used > 0 else 0.0
+    places = facts.places.get(_head(architecture), 0) * (facts.batch_size or 0)
+    parameters = max(1, architecture.parameters)
+    known = places > 0 and facts.step > 0
+    slope, before = _falls(facts, math.log(max(2, _classes(architecture))))
+    return [
+        math.log2(1 + left) if facts.step > 0 else UNKNOWN,
+        math.log2(1e-6 + facts.step * places / parameters) if known else -2.0 * MOST_DOUBLINGS,
+        math.log2(1e-6 + left * places / parameters) if known else -2.0 * MOST_DOUBLINGS,
+        slope,
+        before - slope if slope != UNKNOWN and before != UNKNOWN else UNKNOWN,
+    ]
+
+
+MOST_DOUBLINGS: Final = 20.0
+"""A logarithm to base 2 below minus this means that nothing is known."""
+
+
+def _falls(facts: RequestFacts, chance: float) -> tuple[float, float]:
+    """Return the fall of the validation loss, by chance, in the last doubling of the time, and in the one before."""
+    points = [(point.share, point.validation_loss) for point in facts.curve if 0 < point.share < facts.used]
+    now = facts.metrics.get("validation_loss")
+    if now is None or not points:
+        return UNKNOWN, UNKNOWN
+    points.append((facts.used, now))
+    shares, losses = (np.array(column) for column in zip(*points, strict=True))
+    at = [facts.used / 4, facts.used / 2]
+    quarter, half = np.interp(np.log(at), np.log(shares), losses)
+    slope = (float(half) - now) / chance if shares[0] <= at[1] * _NEAR else UNKNOWN
+    before = float(quarter - half) / chance if shares[0] <= at[0] * _NEAR else UNKNOWN
+    return slope, before
+
+
+_NEAR: Final = 1.1
+"""An evaluation counts as early enough up to this factor of the time."""
+
+
+def _head(architecture: Architecture) -> str:
+    return next((one.name for one in reversed(architecture.layers) if one.operator in WEIGHT_OPERATORS), "")
 
 
 class _Model:
@@ -210,9 +294,9 @@ class _Model:
             return point.insertion, point.after, point.grown
         if action.kind == ADD_BLOCK.name:
             run = next(one for one in architecture.blocks or () if one.id == action.target)
-            heads = tuple(f"{path}." for path in run.copied)
-            inside = (one for one in architecture.layers if one.name.startswith(heads) or one.name in run.copied)
-            return tuple(inside), run.gives[-1], run.grown
+            inside = tuple(one for one in architecture.layers if owner_of(one.name, run.copied))
+            whole = action.insertion is not None and action.insertion.whole
+            return inside * (run.length // len(run.copied) if whole else 1), run.gives[-1], run.grown
         if action.kind == WIDEN.name:
             group = architecture.channel_group(str(action.target))
             return tuple(self._layers[name] for name in group.makers if name in self._layers), group.id, 0
@@ -235,20 +319,21 @@ def _classes(architecture: Architecture) -> int:
 
 
 def prepared_features(
-    operations: Sequence[str], architectures: Sequence[Architecture], facts: Sequence[RequestFacts]
+    operations: Sequence[str],
+    architectures: Sequence[Architecture],
+    facts: Sequence[RequestFacts],
+    insertions: tuple[Insertion, ...] = INSERTIONS,
 ) -> Prepared:
     """Return `static` (M, growths, features), `dynamic` (M, features) and `counts` of each operation's targets."""
     counts = {name: max((len(operation(name).targets(one)) for one in architectures), default=0) for name in operations}
-    static = np.full((len(architectures), sum(counts.values()), len(STATIC)), -1.0, dtype=np.float32)
+    columns = ActionColumns(counts, insertions)
+    static = np.full((len(architectures), columns.width - 1, len(STATIC) + len(INSERTED)), -1.0, dtype=np.float32)
     for row, (architecture, known) in enumerate(zip(architectures, facts, strict=True)):
-        features = {(one.kind, one.target): found for one, found in static_features(architecture, known).items()}
-        first = 0
-        for name, count in counts.items():
-            for place, target in enumerate(operation(name).targets(architecture)):
-                if (name, target) in features:
-                    static[row, first + place] = features[name, target]
-            first += count
-    dynamic = [dynamic_features(one, known) for one, known in zip(architectures, facts, strict=True)]
+        features = static_features(architecture, known)
+        for place, found in zip(columns.of(architecture, features), features.values(), strict=True):
+            if place is not None:
+                static[row, place] = found
+    dynamic = [changing_features(one, known) for one, known in zip(architectures, facts, strict=True)]
     return {
         "static": torch.from_numpy(static),
         "dynamic": torch.tensor(dynamic, dtype=torch.float32),
@@ -258,7 +343,8 @@ def prepared_features(
 
 def rows_of(prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
     """Return the `FEATURES` of each growth in n states, (n, growths, features), in float32."""
-    static = prepared["static"][models]
+    static, inserted = prepared["static"][models].tensor_split([len(STATIC)], dim=2)
     share = (time_left_s.double() / time_budget_s.double()).clamp(0.0, 1.0).float()
-    dynamic = torch.cat([share[:, None], prepared["dynamic"][models]], dim=1)
-    return torch.cat([static, dynamic[:, None].expand(-1, static.shape[1], -1)], dim=2)
+    changing = torch.cat([share[:, None], prepared["dynamic"][models]], dim=1)[:, None].expand(-1, static.shape[1], -1)
+    dynamic, progress = changing.tensor_split([len(DYNAMIC)], dim=2)
+    return torch.cat([static, dynamic, inserted, progress], dim=2)

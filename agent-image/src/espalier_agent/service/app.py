@@ -162,7 +162,7 @@ def _add_routes(app: FastAPI, metrics: Metrics, *, scraped: bool) -> None:
             await proofs.may_ask(raw.headers.get("authorization"), request.job)
         begun = time.perf_counter()
         # Read once: one policy gives the whole answer, though another may replace it meanwhile.
-        policy = serving.policy.current.answering(request.architecture)
+        policy = serving.policy.current.answering(request)
         decision_id = str(uuid.uuid4())
         decision = decide(policy, request)
         if not request.forecast:

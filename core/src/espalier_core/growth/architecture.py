@@ -110,6 +110,12 @@ class BlockPoint(Record):
     grown: int = Field(default=0, ge=0, le=MOST)
     """Number of blocks that growth has added."""
 
+    @property
+    def length(self) -> int:
+        """Number of blocks; 1 where the first one is not numbered."""
+        first = self.id.removeprefix(self.stem)
+        return max(len(self.copied), self.number - int(first)) if first.isdecimal() else len(self.copied)
+
 
 class Architecture(Record):
     """A network as a directed acyclic graph of layers, in execution order, with its growth points."""

@@ -102,6 +102,7 @@ class AddBlock(GrowthOperation):
     participle = "extended"
     target_is = "run of blocks"
     targets_are = "runs of blocks"
+    inserts = True
     sizes = ("blocks added", "parameters that the next growth adds", "layers that the next growth adds")
     summary = "Another whole residual block in a run of equal ones. The shipped policy never chooses it."
     bound = 16

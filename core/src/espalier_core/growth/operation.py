@@ -40,6 +40,8 @@ class GrowthOperation(ABC):
     """One sentence for the schema of a job."""
     sized: ClassVar[bool] = False
     """Whether an action may name a width."""
+    inserts: ClassVar[bool] = False
+    """Whether an action may name how blocks are inserted."""
     sizes: ClassVar[tuple[str, ...]] = ()
     """Meanings of the numbers in `Target.sizes`."""
     bound: ClassVar[int | None] = None

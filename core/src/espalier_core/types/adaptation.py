@@ -9,6 +9,7 @@ from pydantic import Field
 from espalier_core.base import Strict
 from espalier_core.growth import OperationName
 from espalier_core.growth.deepen import DEEPEN
+from espalier_core.types.task import Task
 
 
 class AdaptationMode(StrEnum):
@@ -62,6 +63,11 @@ class Insertion(StrEnum):
     def normed(self) -> bool:
         """Whether a layer gets a batch norm where its place has one."""
         return self in (Insertion.IDENTITY_BATCH_NORM, Insertion.CALIBRATED_BATCH_NORM)
+
+    @property
+    def whole(self) -> bool:
+        """Whether a whole run of blocks is copied."""
+        return self in (Insertion.SCALED, Insertion.UNFOLD)
 
 
 class Trials(StrEnum):
@@ -122,7 +128,9 @@ class AdaptationSpec(Strict):
     """Seconds that the agent may take to answer. They count towards the time budget."""
     fallback: Fallback = Fallback.NONE
     on_reclaim: OnReclaim = OnReclaim.KEEP
-    insertion: Insertion = Insertion.EXACT
+    insertion: Insertion | None = None
+    """If absent, the advice says how whole blocks are inserted in a language model, and they unfold where it does not;
+    in other models, and for single layers, it is `Exact`."""
     trials: Trials = Trials.OFF
     """Needs `training.elasticBatch`."""
     optimise: Optimise = Optimise.OFF
@@ -133,6 +141,21 @@ class AdaptationSpec(Strict):
     optimise_share: float = Field(default=0.01, gt=0, le=0.5)
     """Maximum share of the remaining time that the search for faster computations may cost, all attempts together. If
     that is too little for a measurement, nothing is tried."""
+
+    @property
+    def described_insertion(self) -> Insertion:
+        """The insertion for which a model is described."""
+        return self.insertion or Insertion.EXACT
+
+    def insertions(self, task: Task) -> tuple[Insertion, ...]:
+        """Return the ways in which whole blocks may be inserted, the best without advice first."""
+        if self.insertion is not None:
+            return (self.insertion,)
+        if task is not Task.LANGUAGE_MODEL:
+            return (Insertion.EXACT,)
+        # A trial that confirms ends before a run has unfolded.
+        unfold = (Insertion.UNFOLD,) if self.trials is not Trials.CONFIRM else ()
+        return (*unfold, Insertion.EXACT, Insertion.SCALED)
 
     def agent_url(self, default: str | None) -> str | None:
         """Return the URL of the job's agent, its own or the installation's `default`; None where the job asks none."""

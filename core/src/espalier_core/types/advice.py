@@ -18,6 +18,7 @@ from espalier_core.growth import NOTHING, OPERATIONS, described, operation, oper
 from espalier_core.growth.architecture import Architecture, mixes
 from espalier_core.growth.deepen import DEEPEN
 from espalier_core.growth.widen import WIDEN
+from espalier_core.types.adaptation import Insertion
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.report import MAX_ARMS, MAX_OUTSIDE, Arm, Metric
 from espalier_core.types.task import ACCURACY, Task
@@ -64,6 +65,8 @@ class Action(Record):
     """The growth point's id for `Deepen`, the group's for `Widen`; absent for `Nothing`."""
     width: int | None = Field(default=None, ge=1)
     """For `Widen` only: the new number of channels of the group; if absent, twice the current number."""
+    insertion: Insertion | None = None
+    """For `AddBlock` only: how the blocks are inserted; if absent, exactly."""
 
     @model_validator(mode="after")
     def _target_fits_kind(self) -> Self:
@@ -71,6 +74,8 @@ class Action(Record):
             raise ValueError(f"a {self.kind} action {'needs a' if self.grows else 'has no'} target")
         if self.width is not None and not (self.grows and operation(self.kind).sized):
             raise ValueError(f"a {self.kind} action has no width")
+        if self.insertion is not None and not (self.grows and operation(self.kind).inserts):
+            raise ValueError(f"a {self.kind} action has no insertion")
         return self
 
     @property
@@ -79,8 +84,9 @@ class Action(Record):
         return self.kind != NOTHING
 
     def __str__(self) -> str:
-        if self.width is not None:
-            return f"{self.kind}({self.target}, {self.width})"
+        how = self.insertion if self.width is None else self.width
+        if how is not None:
+            return f"{self.kind}({self.target}, {how})"
         return "Nothing" if self.target is None else f"{self.kind}({self.target})"
 
     @classmethod
@@ -102,7 +108,17 @@ class Action(Record):
         """Return the description after this action; raise `GrowthError` if it cannot be carried out."""
         if self.target is None:
             return architecture
-        return operation(self.kind).grown(architecture, self.target, self.width)
+        grown = operation(self.kind).grown(architecture, self.target, self.width)
+        if self.insertion is not None and self.insertion.whole:
+            run = architecture.block_point(self.target)
+            for _ in range(run.length // len(run.copied) - 1):
+                grown = operation(self.kind).grown(grown, self.target)
+        return grown
+
+    @property
+    def plain(self) -> Action:
+        """The same growth, without how it inserts blocks."""
+        return self if self.insertion is None else self.model_copy(update={"insertion": None})
 
     def is_possible(self, architecture: Architecture) -> bool:
         """Return whether its target can have the width that the action names."""
@@ -120,10 +136,15 @@ def offered(architecture: Architecture) -> tuple[Action, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ActionColumns:
-    """Numbers for the actions of several models: each operation's targets, in their order, and last `Nothing`."""
+    """Numbers for the actions of several models: each operation's targets, in their order, and last `Nothing`.
+
+    Without `insertions`, the first insertion listed for a run of blocks has the column of the run, the others none.
+    """
 
     counts: Mapping[str, int]
-    """Number of columns for the targets of each operation, by the operation's name."""
+    """Number of targets of each operation, by the operation's name."""
+    insertions: tuple[Insertion, ...] = ()
+    """Insertions with a column each for every target of an operation whose actions may name one."""
 
     @classmethod
     def over(cls, architectures: Iterable[Architecture]) -> ActionColumns:
@@ -138,18 +159,29 @@ class ActionColumns:
     @property
     def width(self) -> int:
         """Number of columns."""
-        return sum(self.counts.values()) + 1
+        return sum(len(self._ways(name)) * count for name, count in self.counts.items()) + 1
+
+    def _ways(self, name: str) -> tuple[Insertion | None, ...]:
+        return self.insertions if self.insertions and operation(name).inserts else (None,)
 
     def of(self, architecture: Architecture, actions: Iterable[Action]) -> list[int | None]:
         """Return the column of each action; None where there is none, as for an action that names a width."""
-        columns: dict[tuple[str, str | None], int] = {}
+        columns: dict[tuple[str, str | None, Insertion | None], int] = {}
         first = 0
         for name, count in self.counts.items():
+            ways = self._ways(name)
             for place, target in enumerate(operation(name).targets(architecture)[:count]):
-                columns[name, target] = first + place
-            first += count
-        columns[NOTHING, None] = first
-        return [None if action.width is not None else columns.get((action.kind, action.target)) for action in actions]
+                columns |= {(name, target, way): first + place * len(ways) + at for at, way in enumerate(ways)}
+            first += count * len(ways)
+        columns[NOTHING, None, None] = first
+        found: list[int | None] = []
+        for action in actions:
+            way = action.insertion
+            if action.grows and operation(action.kind).inserts:
+                way = (way or Insertion.EXACT) if self.insertions else None
+            column = None if action.width is not None else columns.get((action.kind, action.target, way))
+            found.append(None if column in found else column)
+        return found
 
 
 class CurvePoint(Record):
@@ -208,19 +240,28 @@ class AdviceRequest(Record):
     def actions(self) -> tuple[Action, ...]:
         """Return the allowed actions that the architecture offers.
 
-        They come in the order of `offered`; after a target's own growth, those to widths that were listed, ascending.
-        `Nothing` is always last.
+        They come in the order of `offered`; after a target's own growth, those that were listed for it with a width,
+        ascending, or with an insertion. `Nothing` is always last.
 
         `Nothing` is allowed even when it is not listed: a trainer can always keep its model.
         """
         allowed = None if self.allowed_actions is None else set(self.allowed_actions)
-        named = sorted((action for action in allowed or () if action.width is not None), key=lambda one: one.width or 0)
+        listed = (one for one in self.allowed_actions or () if one.width is not None or one.insertion is not None)
+        named = sorted(listed, key=lambda one: one.width or 0)
         found: list[Action] = []
         for growth in offered(self.architecture):
             found.append(growth)
             alike = (one for one in named if (one.kind, one.target) == (growth.kind, growth.target))
             found += (one for one in alike if one.is_possible(self.architecture))
         return (*(a for a in found if allowed is None or a in allowed), Action.nothing())
+
+    def meant(self, answer: Action) -> Action | None:
+        """Return the allowed action that an answer means, None if there is none.
+
+        An answer that does not name an insertion means the first one that is allowed.
+        """
+        allowed = self.actions()
+        return answer if answer in allowed else next((one for one in allowed if one.plain == answer), None)
 
 
 HEURISTIC_MIN_LEFT: Final = 0.1

@@ -278,7 +278,16 @@ class MomentRecord(Record):
     arms: tuple[ArmRecord, ...]
     """Doing nothing first, then growths in the description's order."""
     inserted: tuple[InsertedRecord, ...] = ()
-    """The same whole blocks, inserted in other ways; empty where these were not tried. They are not on offer."""
+    """The same whole blocks, inserted in other ways; empty where these were not tried."""
+
+    @property
+    def every(self) -> tuple[ArmRecord, ...]:
+        """All arms; the actions of those inserted in other ways name theirs."""
+        others = (
+            one.arm.model_copy(update={"action": one.arm.action.model_copy(update={"insertion": one.insertion})})
+            for one in self.inserted
+        )
+        return (*self.arms, *others)
 
 
 class CaseRecord(Record):
@@ -331,7 +340,7 @@ class CaseRecord(Record):
             architecture=self.architecture,
             time_left_seconds=left,
             time_budget_seconds=used + left,
-            allowed_actions=tuple(arm.action for arm in moment.arms),
+            allowed_actions=tuple(arm.action for arm in moment.every),
             progress=Progress(
                 step=round(used),
                 adaptations=len(self.grown),

@@ -21,6 +21,7 @@ from espalier_agent.policies.graph_gains import GraphGainsNetwork
 from espalier_agent.policies.network import PolicyNetwork, Prepared
 from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED
 from espalier_agent.policies.tree_ensemble import squashed
+from espalier_agent.policies.tree_features import BASE
 from espalier_agent.policies.vocabulary import Vocabulary
 
 LEAST_DEVIATION: Final = 1e-3
@@ -116,7 +117,7 @@ def _batches(
             graphs,
             torch.tensor([place for place, rows in enumerate(part) for _ in rows]),
             torch.tensor(columns),
-            torch.tensor([row.features for row in known]),
+            torch.tensor([row.features[: len(BASE)] for row in known]),
             torch.tensor([squashed(row.gain) for row in known]),
             torch.tensor([row.weight for row in known]),
         )

@@ -65,7 +65,7 @@ class Trainer:
             model.to(self._device),
             self._training.optimizer,
             example,
-            job.spec.adaptation.insertion,
+            job.spec.adaptation.described_insertion,
             job.spec.adaptation.actions,
         )
         used, clock = services.scheduler.used_seconds, services.clock

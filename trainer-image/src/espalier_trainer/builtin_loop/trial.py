@@ -29,7 +29,7 @@ class BuiltinTrial(SoloTrial):
         stop: Callable[[], bool],
     ) -> None:
         """`seed` determines the order of the examples."""
-        super().__init__(state, held, data.example_input(), job.spec.adaptation.insertion, stop)
+        super().__init__(state, held, data.example_input(), job.spec.adaptation.described_insertion, stop)
         self._context, self._data, self._seed = context, data, seed
         self._order: EpochOrder | None = None
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from espalier_core.base import Record
 from espalier_core.files.documents import DocumentError, loads
 from espalier_core.growth.architecture import Architecture
+from espalier_core.types.advice import CurvePoint
 from espalier_core.types.measurements import GradientNoise, Measurements
 from espalier_core.types.report import Adaptation, Metric
 from espalier_trainer.checkpoints.examples import Example
@@ -96,6 +97,7 @@ class CheckpointState(Record):
     consultations: int = Field(ge=0)
     adaptations: tuple[Adaptation, ...]
     metrics: tuple[Metric, ...]
+    curve: tuple[CurvePoint, ...] = ()
     depth_before: int
     parameters_before: int
     max_step_gap_seconds: float

@@ -107,8 +107,8 @@ class HTTPAdvisor:
         """Ask the agent; see `Advisor.advise`."""
         body = request.model_dump_json(by_alias=True)
         response = self._parse(self._post("/v1/advice", body, wall_seconds))
-        allowed = request.actions()
-        if response.action not in allowed:
+        allowed, action = request.actions(), request.meant(response.action)
+        if action is None:
             raise AdvisorError(
                 Reason.ILLEGAL_ADVICE,
                 f"the agent at {self.url} advised {response.action}; allowed: {', '.join(map(str, allowed))}",
@@ -121,7 +121,7 @@ class HTTPAdvisor:
             )
         return AdvisorDecision(
             id=response.decision_id,
-            action=response.action,
+            action=action,
             source=AdaptationSource.AGENT,
             policy=f"{response.policy.name}@{response.policy.version}",
             probabilities={str(entry.action): entry.probability for entry in response.probabilities},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import prod
@@ -27,6 +27,7 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Adaptation, AdaptationResult, Arm
 from espalier_core.types.task import Task, accuracy_of, other_than_accuracy, score_in
 from espalier_trainer.growth.advisor import Advisor, AdvisorDecision
+from espalier_trainer.net2net.block.points import scalable_runs
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.tracing import trace
@@ -150,12 +151,20 @@ class Adapter:
             time_left_seconds=self.scheduler.time_left(),
             time_budget_seconds=self.scheduler.time_budget(),
             allocation=allocation,
-            allowed_actions=allowed_actions(spec, network.architecture, progress.parameters_before, network.waiting),
+            allowed_actions=allowed_actions(
+                spec,
+                network.architecture,
+                progress.parameters_before,
+                network.waiting,
+                self.job.spec.training.task,
+                lambda: scalable_runs(network.module, self.example_input),
+            ),
             progress=AdviceProgress(
                 epoch=progress.epoch,
                 step=progress.step,
                 adaptations=progress.consultations,
                 metrics=progress.metric_tuple(),
+                curve=progress.curve,
             ),
             places=known_places(network.module, self.example_input),
             batch_size=self.batch_size(),
@@ -186,7 +195,7 @@ class Adapter:
         """Grow as advised, in mode Auto; `arms` are the arms of an earlier trial. Errors here never stop training."""
         spec, decision, began = self.job.spec.adaptation, asked.decision, self.clock()
         grown, result, message = self._carry_out(asked, network, tried=bool(arms))
-        jumps = result is AdaptationResult.GROWN and not exact(decision.action, spec.insertion)
+        jumps = result is AdaptationResult.GROWN and not exact(decision.action, spec.described_insertion)
         summary = "; ".join(filter(None, (message, compared(arms) if arms else asked.untried)))
         adaptation = asked.record(result, network, grown, progress, summary).model_copy(
             update={
@@ -250,7 +259,7 @@ class Adapter:
             return network, AdaptationResult.FAILED, "the time budget ran out while waiting for advice"
         try:
             seed = self.growth_seed(network)
-            insertion = self.job.spec.adaptation.insertion
+            insertion = self.job.spec.adaptation.described_insertion
             grown = network.grown(decision.action, self.example_input, insertion, seed)
         except GrowthError as error:
             return network, AdaptationResult.FAILED, str(error)
@@ -265,7 +274,7 @@ def compared(arms: Sequence[Arm]) -> str:
 
 def exact(action: Action, insertion: Insertion) -> bool:
     """Return whether a growth keeps the model's outputs in eval mode."""
-    return action.kind != ADD_BLOCK.name or insertion is not Insertion.SCALED
+    return action.kind != ADD_BLOCK.name or (action.insertion or insertion) is not Insertion.SCALED
 
 
 def _finite(loss: float | None) -> float | None:
@@ -293,21 +302,41 @@ def undone(adaptation: Adaptation, network: Network, message: str) -> Adaptation
 
 
 def allowed_actions(
-    spec: AdaptationSpec, architecture: Architecture, started_with: int, waiting: Set[Action] = frozenset()
+    spec: AdaptationSpec,
+    architecture: Architecture,
+    started_with: int,
+    waiting: Set[Action] = frozenset(),
+    task: Task = Task.CLASSIFICATION,
+    scalable: Callable[[], Set[str]] = frozenset,
 ) -> tuple[Action, ...] | None:
     """Return the actions that may be advised; None for all that the architecture offers, without a bound.
 
     `started_with` is the number of parameters of the starting model; `waiting` are growths that have to wait for an
-    earlier one. `Nothing` is always allowed and not listed.
+    earlier one; `scalable` returns the runs of blocks that can be copied whole. `Nothing` is always allowed and not
+    listed.
     """
     bound = spec.max_parameters
     if bound is None:
         bound = min((most * started_with for name in spec.actions if (most := operation(name).bound)), default=None)
     all_of_them = offered(architecture)
     wanted = tuple(action for action in all_of_them if action.kind in spec.actions and action not in waiting)
+    ways = spec.insertions(task)
+    if ways != (Insertion.EXACT,) and any(operation(action.kind).inserts for action in wanted):
+        wanted = tuple(_in_all_ways(wanted, ways, scalable()))
     if bound is None:
         return None if wanted == all_of_them else wanted
     return tuple(action for action in wanted if action.carried_out(architecture).parameters <= bound)
+
+
+def _in_all_ways(actions: Sequence[Action], ways: Sequence[Insertion], scalable: Set[str]) -> Iterator[Action]:
+    """Yield the actions; those that insert blocks once for each way that their run allows."""
+    for action in actions:
+        if not operation(action.kind).inserts:
+            yield action
+            continue
+        for way in ways:
+            if len(ways) == 1 or not way.whole or action.target in scalable:
+                yield action.model_copy(update={"insertion": way})
 
 
 _CHANNELS = ("out_channels", "out_features", "num_features", "num_channels")

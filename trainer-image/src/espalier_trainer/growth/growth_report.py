@@ -17,7 +17,7 @@ from espalier_core.growth.deepen import DEEPEN
 from espalier_core.growth.widen import WIDEN
 from espalier_core.types.job import Insertion
 from espalier_trainer.measuring.gradients import settle
-from espalier_trainer.net2net.block.points import add_block, is_whole, tried_places
+from espalier_trainer.net2net.block.points import add_block, tried_places
 from espalier_trainer.net2net.block.trial import block_point
 from espalier_trainer.net2net.blocks import base_class
 from espalier_trainer.net2net.deepening.deepen import deepen, insertion_points
@@ -109,7 +109,7 @@ def _points(model: nn.Module, example_input: ExampleInput, clock: _Clock) -> _Fo
                 depth=_depth(added),
                 parameters=_parameters(added),
                 step_seconds=clock.slower(partial(deepen, model, place.id, example_input)),
-                insertions=tuple(one for one in Insertion if not is_whole(one) and one.normed <= normed),
+                insertions=tuple(one for one in Insertion if not one.whole and one.normed <= normed),
                 exact=(Insertion.EXACT,),
             )
         )
@@ -137,7 +137,7 @@ def _blocks(model: nn.Module, example_input: ExampleInput, architecture: Archite
                 depth=_depth(added),
                 parameters=_parameters(added),
                 step_seconds=clock.slower(partial(add_block, model, place.id, example_input, insertion)),
-                insertions=(*keeps, *(filter(is_whole, Insertion) if place.id in halved else ())),
+                insertions=(*keeps, *((one for one in Insertion if one.whole) if place.id in halved else ())),
                 exact=(*keeps, *((Insertion.UNFOLD,) if place.id in halved else ())),
             )
         )

@@ -84,7 +84,7 @@ def check(job: AdaptiveTrainingJob) -> Iterator[tuple[str, str]]:
     example = data.example_input()
     yield STAGE, "looking for places to grow"
     network, problem = new_network(
-        model.to(device), training.optimizer, example, adaptation.insertion, adaptation.actions
+        model.to(device), training.optimizer, example, adaptation.described_insertion, adaptation.actions
     )
     yield FOUND, f"model: {network.parameters:,} trainable parameters, depth {network.depth}"
     if problem:

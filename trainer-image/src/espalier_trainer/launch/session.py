@@ -66,7 +66,9 @@ def follower(settings: TrainerSettings, job: AdaptiveTrainingJob, stop: Callable
     seed_everything(seed)  # the same starting weights as the leader's
     data, model = load(training, device)
     data = data.to(device)
-    start, _ = new_network(model.to(device), training.optimizer, data.example_input(), job.spec.adaptation.insertion)
+    start, _ = new_network(
+        model.to(device), training.optimizer, data.example_input(), job.spec.adaptation.described_insertion
+    )
     identity = WorkerIdentity(settings.role is Role.BASE, settings.index, settings.node)
     from espalier_trainer.builtin_loop.worker import BuiltinWorker
 

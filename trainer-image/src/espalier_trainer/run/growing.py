@@ -226,7 +226,7 @@ class Growth:
             base=_base_of(team),
             loss=self._loss_of_base() if self._races_base(team) else None,
             moment=run.moment(),
-            confirms=run.job.spec.adaptation.insertion is not Insertion.UNFOLD,
+            confirms=Insertion.UNFOLD not in run.job.spec.adaptation.insertions(run.job.spec.training.task),
         )
         if self._trials is Trials.AUTO:
             asked = weighed(asked, now)

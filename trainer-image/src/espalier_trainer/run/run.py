@@ -194,7 +194,7 @@ class Run:
 
     def validated(self, evaluation: Evaluation) -> None:
         """Report an evaluation on the validation split."""
-        self.progress.validated(evaluation)
+        self.progress.validated(evaluation, self.scheduler.used_seconds() / self.scheduler.time_budget())
         self.meter.validated(self.progress.epoch + 1, evaluation.score.value)
         if "train_loss" in self.progress.metrics:
             self.journal.epoch_finished(self.progress.metrics["train_loss"], evaluation, self._gaps.take())

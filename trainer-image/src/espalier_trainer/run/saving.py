@@ -119,6 +119,7 @@ def progress_of(state: CheckpointState) -> RunProgress:
         adaptations=list(state.adaptations),
         metrics={metric.name: metric.value for metric in state.metrics},
         max_step_gap_seconds=state.max_step_gap_seconds,
+        curve=state.curve,
     )
 
 
@@ -172,6 +173,7 @@ class Saver:
             depth_before=progress.depth_before,
             parameters_before=progress.parameters_before,
             max_step_gap_seconds=progress.max_step_gap_seconds,
+            curve=progress.curve,
             schedule=state.state(),
             shrinking=hooked,
             batching=run.batching.state(),

@@ -15,6 +15,7 @@ from typing import Final
 from torch.distributed import DistError
 
 from espalier_core.causes import cause_in, place_in
+from espalier_core.types.advice import MAX_CURVE, CurvePoint
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.environment import ExitCode
 from espalier_core.types.reasons import Reason
@@ -43,13 +44,19 @@ class RunProgress:
     """Latest figures by name."""
     max_step_gap_seconds: float = 0.0
     """Longest wall seconds between the ends of two optimizer steps, of all incarnations, without time between them."""
+    curve: tuple[CurvePoint, ...] = ()
+    """Evaluations so far, ascending: every one, or every 2nd, 4th, ... of many."""
 
     def metric_tuple(self) -> tuple[Metric, ...]:
         """Return the metrics for a report, without values that are not finite."""
         return tuple(Metric(name=name, value=value) for name, value in self.metrics.items() if math.isfinite(value))
 
-    def validated(self, evaluation: Evaluation) -> None:
-        """Store an evaluation; also as the later score of an adaptation that waits for it."""
+    def validated(self, evaluation: Evaluation, share: float) -> None:
+        """Store an evaluation at a share of the budget; also as the later score of an adaptation that waits for it."""
+        share = min(1.0, max(share, self.curve[-1].share if self.curve else 0.0))
+        if math.isfinite(evaluation.loss):
+            earlier = self.curve if len(self.curve) < MAX_CURVE else self.curve[1::2]
+            self.curve = (*earlier, CurvePoint(share=share, validation_loss=evaluation.loss))
         self.metrics |= evaluation.named("validation")
         if self.adaptations and self.adaptations[-1].after is None:
             self.adaptations[-1] = self.adaptations[-1].followed_by(evaluation.score)

@@ -250,7 +250,7 @@ class _Joining:
             from espalier_trainer.user_loop.trial import UserTrial
 
             loss, example = partial(validation_loss, self.validate, state.model), self._example_input(feed)
-            trial = UserTrial(state, held, feed, loss, example, job.spec.adaptation.insertion, term)
+            trial = UserTrial(state, held, feed, loss, example, job.spec.adaptation.described_insertion, term)
         identity = WorkerIdentity(settings.role is Role.BASE, settings.index, settings.node)
         member = Member(held, seed, state.device, identity, stop=term, hashed=state.digest, carry_out=trial)
         training = job.spec.training
@@ -286,7 +286,7 @@ class _Joining:
             return feed, ""
         spec = self.job.spec.adaptation
         only_adding = [name for name in spec.actions if name != WIDEN.name]
-        return feed, self.state.may_grow(self._example_input(feed), spec.insertion, only_adding)
+        return feed, self.state.may_grow(self._example_input(feed), spec.described_insertion, only_adding)
 
     def _example_input(self, feed: Feed) -> ExampleInput:
         example, device = feed.example_input() if self.example is None else self.example, self.state.device

@@ -51,7 +51,7 @@ def set_up(
     spec = job.spec.adaptation
     if DEEPEN.name not in spec.actions:
         raise CollectError("adaptation.actions: every table has the growth points as actions; allow Deepen too")
-    architecture = describe(model, example, spec.insertion, spec.actions)
+    architecture = describe(model, example, spec.described_insertion, spec.actions)
     points, groups = tuple(point.id for point in architecture.growth_points), architecture.channel_groups
     if not points:
         raise CollectError(f"model {job.spec.training.model.name or job.spec.training.model.entrypoint}: cannot grow")

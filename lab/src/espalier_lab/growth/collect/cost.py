@@ -96,7 +96,7 @@ def measure_cost(
     data = data.to(device)
     example = data.example_input()
     start = build_model(training.model, data.classes, example).to(device)
-    insertion = job.spec.adaptation.insertion
+    insertion = job.spec.adaptation.described_insertion
     models = [start, *(deepen(start, point, example, insertion) for point in points)]
     models += [widen(start, group.id, 2 * group.width, example, seed=0) for group in groups]
     inputs, labels = data.train.batch(torch.arange(min(training.batch_size, len(data.train)), device=device), None)

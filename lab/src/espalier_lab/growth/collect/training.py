@@ -113,7 +113,7 @@ def train(collection: Collection, run: CollectionRun, start: Checkpoint | None) 
     def prepare(model: nn.Module) -> nn.Module:
         points = [collection.points[index] for index in run.actions]
         example = data_of(job.spec.training.dataset).example_input()
-        return deepened_from_scratch(model, points, example, job.spec.adaptation.insertion)
+        return deepened_from_scratch(model, points, example, job.spec.adaptation.described_insertion)
 
     finished = VirtualRun(
         job=job,

@@ -26,6 +26,8 @@ _CHARACTERS: Final = 600_000
 """At most, of a text."""
 _EVALUATED: Final = 12_000
 """Tokens of the validation split and of the test split, at most."""
+_PIECE: Final = 20
+"""Lines."""
 _NAMED: Final = 0x1_0000
 _UNNAMED: Final = ("CJK", "HANGUL SYLLABLE")
 """Beginnings of names that are numbers."""
@@ -42,10 +44,17 @@ def _prose(_: random.Random) -> str:
     return "\n".join(pydoc_data.topics.topics.values())
 
 
-def _headers(_: random.Random) -> str:
-    """Return C++: headers of torch."""
+def _headers(chance: random.Random) -> str:
+    """Return C++: pieces of headers of torch, in any order, as the headers differ much."""
     folder = Path(torch.__file__).parent / "include" / "ATen" / "core"
-    return "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in sorted(folder.rglob("*.h")))
+    lines = [
+        line
+        for file in sorted(folder.rglob("*.h"))
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
+    ]
+    pieces = ["\n".join(lines[place : place + _PIECE]) for place in range(0, len(lines), _PIECE)]
+    chance.shuffle(pieces)
+    return "\n".join(pieces)
 
 
 def _names(chance: random.Random) -> str:

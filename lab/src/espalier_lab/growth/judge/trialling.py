@@ -61,7 +61,7 @@ def tried(case: JudgeCase, record: CaseRecord, setting: Setting, policy: Policy)
     moments = []
     for moment in record.moments:
         proposed = proposal(policy, record, moment)
-        outcome = {str(arm.action): arm.accuracy for arm in moment.arms}
+        outcome = {str(arm.action): arm.accuracy for arm in moment.every}
         confirmed = best(confirmation(proposed, moment), Trials.CONFIRM, proposed.gains, proposed.scale)
         confirm = outcome[_NOTHING]
         if confirmed is not None and confirmed.action != _NOTHING:
@@ -83,7 +83,7 @@ def tried(case: JudgeCase, record: CaseRecord, setting: Setting, policy: Policy)
 
 def confirmation(proposed: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
     """Return the results of the arms of `Confirm`, tried in turn on one extra GPU."""
-    found = {arm.action: arm.slice_loss for arm in moment.arms}
+    found = {arm.action: arm.slice_loss for arm in moment.every}
     wanted = [action for actions in arms(Trials.CONFIRM, proposed.growths, 1) for action in actions]
     return tuple(Arm(action=str(action), loss=found[action]) for action in wanted)
 
@@ -91,7 +91,7 @@ def confirmation(proposed: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
 def race_winner(proposed: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> Action:
     """Return the winner of a race with `gpus` extra GPUs."""
     won = best(raced(proposed, moment, gpus), Trials.RACE, proposed.gains, proposed.scale)
-    return next((arm.action for arm in moment.arms if won is not None and str(arm.action) == won.action), _DO_NOTHING)
+    return next((arm.action for arm in moment.every if won is not None and str(arm.action) == won.action), _DO_NOTHING)
 
 
 def raced(proposed: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> tuple[Arm, ...]:
@@ -100,7 +100,7 @@ def raced(proposed: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> tu
     if wanted and Action.nothing() not in wanted:
         wanted.append(Action.nothing())
     growths = sum(action.grows for action in wanted)
-    trained = {arm.action: arm for arm in moment.arms}
+    trained = {arm.action: arm for arm in moment.every}
     found = {action: _run(trained[action], slices(Trials.RACE, growths)) for action in wanted}
     gone: set[str] = set()
     for share in slices(Trials.RACE, growths)[:-1]:

@@ -41,11 +41,6 @@ class BlockPlaces:
         raise GrowthError(f"{point_id!r} is not a run of blocks of this model; its runs: {known}")
 
 
-def is_whole(insertion: Insertion) -> bool:
-    """Return whether this insertion copies a whole run."""
-    return insertion in (Insertion.SCALED, Insertion.UNFOLD)
-
-
 def block_points(
     model: nn.Module, example_input: ExampleInput, insertion: Insertion = Insertion.EXACT
 ) -> list[BlockPoint]:
@@ -54,16 +49,24 @@ def block_points(
     A run's id is the path of its first block, which does not change while the model grows. Raises `GrowthError` if the
     model cannot be run on the example, or on random values like it.
     """
-    whole = is_whole(insertion)
+    whole = insertion.whole
     found = tried_places(model, trace(model, example_input), example_input, whole=whole).found
     return [block_point(place, whole=whole) for place in found]
+
+
+def scalable_runs(model: nn.Module, example_input: ExampleInput) -> frozenset[str]:
+    """Return the ids of the runs that can be copied whole; none if the model cannot be run on the example."""
+    try:
+        return frozenset(point.id for point in block_points(model, example_input, Insertion.SCALED))
+    except GrowthError:
+        return frozenset()
 
 
 def refused_blocks(
     model: nn.Module, example_input: ExampleInput, insertion: Insertion = Insertion.EXACT
 ) -> tuple[Refusal, ...]:
     """Return the refusals of other runs: runs of several blocks, and single modules that look like a block."""
-    return tried_places(model, trace(model, example_input), example_input, whole=is_whole(insertion)).refused
+    return tried_places(model, trace(model, example_input), example_input, whole=insertion.whole).refused
 
 
 def tried_places(model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool = False) -> BlockPlaces:
@@ -154,7 +157,7 @@ def add_block(
 def _with_block(
     model: nn.Module, both: Traces, point_id: str, example_input: ExampleInput, insertion: Insertion
 ) -> nn.Module:
-    whole, unfolding = is_whole(insertion), insertion is Insertion.UNFOLD
+    whole, unfolding = insertion.whole, insertion is Insertion.UNFOLD
     places, choices, refused = _found(model, both.training, example_input, whole=whole)
     asked = [place for place in places if place.id == point_id]
     refused = _with_lists_of_parts(model, both.training, asked, refused)

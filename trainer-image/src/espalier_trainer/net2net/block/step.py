@@ -11,7 +11,7 @@ from espalier_core.growth.architecture import Architecture
 from espalier_core.growth.block import ADD_BLOCK, owner_of
 from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion
-from espalier_trainer.net2net.block.points import add_block, is_whole, tried_places, untried_places
+from espalier_trainer.net2net.block.points import add_block, tried_places, untried_places
 from espalier_trainer.net2net.block.trial import block_point
 from espalier_trainer.net2net.block.unfolding import advance, unfolding
 from espalier_trainer.net2net.blocks import STACK
@@ -34,7 +34,7 @@ class BlockAdded(GrowthStep):
         Each run is tried on values, unless `before` lists the runs that passed. Groups of channels within one block of
         a run are left out: widening one would make the blocks unequal.
         """
-        whole = is_whole(traced.insertion)
+        whole = traced.insertion.whole
         if before is None:
             places = list(tried_places(traced.model, traced.graph, traced.example_input, whole=whole).found)
         else:
@@ -57,7 +57,7 @@ class BlockAdded(GrowthStep):
     @classmethod
     def planned(cls, action: Action, architecture: Architecture, insertion: Insertion, seed: int) -> Self:
         """Return the `add_block` at the action's run."""
-        return cls(run=str(action.target), insertion=insertion)
+        return cls(run=str(action.target), insertion=action.insertion or insertion)
 
     @property
     def action(self) -> Action:

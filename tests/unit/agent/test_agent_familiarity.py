@@ -1,0 +1,79 @@
+"""A policy says whether it has learned from models like that of a request."""
+
+from __future__ import annotations
+
+import pytest
+
+from espalier_agent.data import named_architecture
+from espalier_agent.policies.advice import advise
+from espalier_agent.policies.familiarity import Domain, familiarity
+from espalier_agent.policies.policy import default_policy
+from espalier_core.types.advice import AdviceRequest, Progress
+from espalier_core.types.task import Task
+
+MODEL = named_architecture("cnn1")
+LIKE = Domain.of(Task.CLASSIFICATION, [MODEL], [500.0])
+
+
+def asked(*, task: Task = Task.CLASSIFICATION, step: int = 0) -> AdviceRequest:
+    return AdviceRequest(
+        job="j",
+        architecture=MODEL,
+        time_left_seconds=50,
+        time_budget_seconds=100,
+        task=task,
+        progress=Progress(step=step),
+    )
+
+
+@pytest.mark.parametrize("step", [0, 250, 500, 1000])
+def test_what_it_has_learned_from_is_known_up_to_twice_the_size(step: int) -> None:
+    found = familiarity(LIKE, asked(step=step))
+    assert found is not None
+    assert found.known
+    assert found.outside == ()
+
+
+def test_what_is_outside_is_named() -> None:
+    conv = sorted({layer.operator for layer in MODEL.layers} - {"Linear"})
+    less = LIKE.model_copy(update={"operators": tuple(conv)})
+    small = MODEL.model_copy(
+        update={"layers": MODEL.layers[:3], "growth_points": (), "outputs": (MODEL.layers[2].name,)}
+    )
+    of_small = Domain.of(Task.CLASSIFICATION, [small], [])
+    for domain, request, outside in (
+        (LIKE, asked(step=1001), ["steps left 1,001 (learned from 500 to 500)"]),
+        (LIKE, asked(step=249), ["steps left 249 (learned from 500 to 500)"]),
+        (LIKE, asked(task=Task.LANGUAGE_MODEL), ["task LanguageModel"]),
+        (less, asked(), ["operator Linear"]),
+        (
+            of_small.model_copy(update={"operators": LIKE.operators}),
+            asked(),
+            [
+                f"parameters {MODEL.parameters:,} (learned from {small.parameters:,} to {small.parameters:,})",
+                f"layers {MODEL.depth} (learned from {small.depth} to {small.depth})",
+            ],
+        ),
+        (None, asked(task=Task.REGRESSION), ["task Regression"]),
+    ):
+        found = familiarity(domain, request)
+        assert found is not None
+        assert (found.known, list(found.outside)) == (False, outside)
+    assert familiarity(None, asked()) is None
+
+
+def test_the_shipped_policy_says_it_of_models_that_its_tables_have_not() -> None:
+    shipped = default_policy()
+    assert shipped.strangers is not None
+    assert shipped.strangers.lineage.domain is not None
+    assert advise(shipped, asked(), "a").familiarity is None
+    layers = tuple(
+        layer.model_copy(update={"attributes": {**layer.attributes, "out_features": 77}})
+        if layer.operator == "Linear"
+        else layer
+        for layer in MODEL.layers
+    )
+    stranger = MODEL.model_copy(update={"layers": layers})
+    found = advise(shipped, asked(step=10**6).model_copy(update={"architecture": stranger}), "b").familiarity
+    assert found is not None
+    assert found.outside[-1].startswith("steps left 1,000,000 ")

@@ -11,6 +11,7 @@ With --decided also:
   as the agent advises    the shipped policy is asked from the moment on, and runs unfold when it says so, twice at most
   if a race says so       from the moment on, one extra worker adds a block and one does not, for .6 of the time left
                           (the trainer's rules); the one that wins goes on. Extra GPU-seconds are kept with the run
+With --recipes also published recipes, each compared with unfolded copies: `bench/flagship/recipes.py`.
 All that grow begin as the same run of the small net, with its learning rate and one schedule over the whole budget.
 Figures are bits per character on the test split (other files), at the end of the budget; differences are paired by
 seed. Every run is kept in --work-dir: the same command continues where it was stopped. With --rates, no learning rates
@@ -27,7 +28,7 @@ from typing import Final
 from bench import flagship
 from bench.command import Option
 from bench.flagship.study import carried_out, options
-from bench.flagship.subject import DECIDED, Arm, StepCost, Subject
+from bench.flagship.subject import DECIDED, RECIPES, Arm, StepCost, Subject
 from bench.printing import Parts
 from espalier_core.validation.reading import load_job
 
@@ -37,6 +38,7 @@ KEEPS: Final = True
 OPTIONS: Final = {
     **options(budgets=[40.0, 80.0, 160.0], moments=[0.2, 0.35, 0.5]),
     "decided": Option(False, "also what the agent and a race decide"),
+    "recipes": Option(False, "also published recipes"),
 }
 QUICK: Final = {
     "budgets": [2.0],
@@ -64,4 +66,4 @@ def gpt() -> Subject:
 
 def run(options: argparse.Namespace) -> Parts:
     """Make the runs, and give the tables."""
-    yield from carried_out(gpt(), options, DECIDED if options.decided else ())
+    yield from carried_out(gpt(), options, DECIDED * options.decided + RECIPES * options.recipes)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.flagship.subject import CONTROLS, DECIDED, FIXED, GROWN, Arm, Cell, Run, Subject
+from bench.flagship.subject import CONTROLS, DECIDED, FIXED, GROWN, RECIPES, Arm, Cell, Run, Subject
 from bench.statistics import Paired, paired
 from espalier_core.base import Record
 from espalier_lab.run_store import RunFile
@@ -111,7 +111,7 @@ def wanted(
     then growths at the other moments.
     """
     first = [(arm, None) for arm in FIXED] + [(arm, moments[0]) for arm in GROWN]
-    controls = [(arm, moments[0]) for arm in (*CONTROLS, *DECIDED)]
+    controls = [(arm, moments[0]) for arm in (*RECIPES, *CONTROLS, *DECIDED)]
     later = [(arm, moment) for moment in moments[1:] for arm in GROWN]
     parts: list[tuple[float, list[tuple[Arm, float | None]]]] = [(budget, list(first)) for budget in budgets[:2]]
     parts += [(budget, [*controls, *later]) for budget in budgets[:2]]

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.command import PICTURE, BenchError, Option
+from bench.flagship import recipes
 from bench.flagship.page import draw, lines, write_page
 from bench.flagship.results import TRIED_SEED, Results, head_of, make
-from bench.flagship.subject import DECIDED, FIXED, Arm, Run, Subject
+from bench.flagship.subject import DECIDED, FIXED, RECIPES, Arm, Run, Subject
 from bench.flagship.training import Bench
 from bench.printing import Parts, progress
 
@@ -34,13 +35,13 @@ def runs_file(options: argparse.Namespace) -> Path:
     return file
 
 
-def carried_out(subject: Subject, options: argparse.Namespace, decided: Sequence[Arm] = ()) -> Parts:
-    """Make the runs, and give the tables. `decided` are arms that decide themselves, which are made too."""
+def carried_out(subject: Subject, options: argparse.Namespace, more: Sequence[Arm] = ()) -> Parts:
+    """Make the runs, and give the tables. `more` are arms that are made too."""
     if options.rates and (len(options.rates) != len(FIXED) or min(options.rates) <= 0):
         raise BenchError(f"--rates: {options.rates} is no list of three learning rates such as 0.003 0.002 0.004")
     rates, moments = dict(zip(FIXED, options.rates, strict=False)), tuple(options.moments)
-    chosen = [arm for arm in Arm if arm not in DECIDED and (arm in subject.kept or not arm.is_control)]
-    arms = (*(options.arms or chosen), *decided)
+    chosen = [arm for arm in Arm if arm not in (*DECIDED, *RECIPES) and (arm in subject.kept or not arm.is_control)]
+    arms = (*(options.arms or chosen), *more)
     results = Results(head_of(subject, moments), runs_file(options), rates)
 
     def done(run: Run) -> None:
@@ -52,10 +53,12 @@ def carried_out(subject: Subject, options: argparse.Namespace, decided: Sequence
         progress(f"{cell.budget:g} s, {cell.arm}{when}, {what}: {figure} ({run.seconds:.0f} s){answered}")
 
     if not options.only_report:
-        bench = Bench(subject, moments, options.work_dir / "trunks")
+        bench = Bench(subject, moments, options.work_dir / "trunks", recipes.MADE)
         make(results, bench.run, options.budgets, options.seeds, done, arms, subject.first_rate)
     tables = "\n".join(lines(subject, results, options.budgets, whole=not options.arms))
     yield tables
+    if any(run.cell.arm in RECIPES for run in results):
+        yield "\n".join(recipes.lines(results, options.budgets))
     yield {"runs": [run.model_dump(mode="json") for run in results]}
     if options.picture:
         draw(tables, subject.measure, options.picture)

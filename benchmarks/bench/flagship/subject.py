@@ -39,6 +39,11 @@ class Arm(StrEnum):
     EMBEDDINGS = "only the embeddings kept"
     ADVISED = "grown as the agent advises"
     RACED = "grown if a race says so"
+    FROM_ZERO = "0 → 4, drawn"
+    DRAWN = "1 → 4, three drawn"
+    BETWEEN = "unfolded, the second copies between"
+    REWARMED = "unfolded, the rate of new blocks warms up"
+    BOTTLENECK = "exact, one by one, at the bottleneck"
 
     @property
     def blocks(self) -> int:
@@ -61,6 +66,8 @@ FIXED: Final = tuple(_FIXED)
 GROWN: Final = (Arm.UNFOLDED, Arm.SCALED, Arm.EXACT)
 DECIDED: Final = (Arm.ADVISED, Arm.RACED)
 """Not by a plan: they may end with any number of blocks. Made where asked for."""
+RECIPES: Final = (Arm.FROM_ZERO, Arm.DRAWN, Arm.BETWEEN, Arm.REWARMED, Arm.BOTTLENECK)
+"""Published ones, of `recipes`. Made where asked for."""
 CONTROLS: Final = (Arm.INITIALISED, Arm.EMBEDDINGS)
 """At the moment of the growth they become large nets, too, with less of the small one."""
 
@@ -112,6 +119,8 @@ class Run(Record):
     """Of a scaled growth: the loss of a validation batch before it, and after each part of it."""
     answered: tuple[str, ...] = ()
     """Of an arm that decides: the actions carried out, in order."""
+    gradients: tuple[float, ...] = ()
+    """Of a growth: gradients of new blocks by those of old ones, in the windows of `gradients`."""
     trial_seconds: float = 0.0
     """Virtual GPU-seconds that extra workers spent on a race."""
     seconds: float

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from bench.flagship.gradients import Measured, observed, ratios
 from bench.flagship.subject import DECIDED, LARGE, SMALL, Arm, Cell, Run, Subject, blocks_of
 from bench.runs import ShippedPolicy
 from espalier_core.estimates.gains import LossScale
@@ -20,6 +22,7 @@ from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_core.types.report import Arm as TrialArm
 from espalier_core.validation.reading import with_spec
 from espalier_lab.virtual_run import FinishedRun, VirtualRun, as_built, undisturbed
+from espalier_trainer.builtin_loop.state import identity
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
@@ -46,19 +49,24 @@ class Bench:
     moments: tuple[float, ...]
     trunks: Path
     """Folder of the small nets that wait to be grown."""
+    recipes: Mapping[Arm, Callable[[Bench, Cell], FinishedRun]] = field(default_factory=dict)
+    """How to make arms that are not made here."""
+    gradients: dict[Cell, Measured] = field(default_factory=dict)
 
     def run(self, cell: Cell) -> Run:
         """Make a run."""
         began, trial_seconds = time.monotonic(), 0.0
         if cell.arm is Arm.ONE:
-            done = self._train(cell, SMALL, start=self._trunk(cell, self.moments[-1]))
+            done = self.train(cell, SMALL, start=self.trunk(cell, self.moments[-1]))
         elif cell.moment is None:
-            done = self._train(cell, cell.arm.blocks)
+            done = self.train(cell, cell.arm.blocks)
+        elif cell.arm in self.recipes:
+            done = self.recipes[cell.arm](self, cell)
         elif cell.arm in INSERTIONS:
-            done = self._grown(cell)
+            done = self.grown(cell, INSERTIONS[cell.arm])
         elif cell.arm is Arm.ADVISED:
-            start = self._trunk(cell, cell.moment)
-            done = self._train(cell, SMALL, insertion=Insertion.UNFOLD, advisor=ShippedPolicy(), start=start)
+            start = self.trunk(cell, cell.moment)
+            done = self.train(cell, SMALL, insertion=Insertion.UNFOLD, advisor=ShippedPolicy(), start=start)
         elif cell.arm is Arm.RACED:
             done, trial_seconds = self._raced(cell)
         else:
@@ -79,6 +87,7 @@ class Bench:
             blocks=blocks_of(trainer.network.architecture),
             losses=tuple([each.loss_before or 0.0 for each in jumps[:1]] + [each.loss_after or 0.0 for each in jumps]),
             answered=tuple(each.action for each in result.adaptations) if cell.arm in DECIDED else (),
+            gradients=ratios(self.gradients.pop(cell, [])),
             trial_seconds=trial_seconds,
             seconds=time.monotonic() - began,
         )
@@ -89,7 +98,7 @@ class Bench:
         For a subject whose steps cost one virtual second.
         """
         began = time.perf_counter()
-        self._train(Cell(budget=float(steps), arm=Arm.ONE, moment=None, rate=rate, seed=0), blocks)
+        self.train(Cell(budget=float(steps), arm=Arm.ONE, moment=None, rate=rate, seed=0), blocks)
         return time.perf_counter() - began
 
     def _validated(self, trainer: Trainer) -> Evaluation:
@@ -108,11 +117,11 @@ class Bench:
         slice_ = SHARES[Trials.RACE] * (1 - moment) * cell.budget
         asking = ShippedPolicy()
         found: list[TrialArm] = []
-        for action in (*self._additions, Action.nothing()):
+        for action in (*self.additions, Action.nothing()):
             asking.instead = action
             until = moment * cell.budget + slice_
-            start = self._trunk(cell, moment)  # read again for each arm, which trains in the tensors that it is given
-            done = self._train(
+            start = self.trunk(cell, moment)  # read again for each arm, which trains in the tensors that it is given
+            done = self.train(
                 cell, SMALL, insertion=Insertion.UNFOLD, advisor=asking, most=1, start=start, stop_at=until
             )
             loss, steps = self._validated(done.trainer).loss, done.result.steps - start.state.step
@@ -120,23 +129,23 @@ class Bench:
         winner = best(found, Trials.RACE, asking.gains, LossScale(self.subject.task))
         if winner is None:
             raise RuntimeError(f"{cell}: the race has no result")
-        script = tuple(action for action in self._additions if str(action) == winner.action)
-        start = self._trunk(cell, moment)
-        done = self._train(cell, SMALL, insertion=Insertion.UNFOLD, script=script, start=start)
+        script = tuple(action for action in self.additions if str(action) == winner.action)
+        start = self.trunk(cell, moment)
+        done = self.train(cell, SMALL, insertion=Insertion.UNFOLD, script=script, start=start)
         return done, slice_ * len(found)
 
-    def _grown(self, cell: Cell) -> FinishedRun:
-        insertion = INSERTIONS[cell.arm]
-        script = self._additions * GROWTHS[insertion]
-        start = self._trunk(cell, cell.moment or 0.0)
-        done = self._train(cell, SMALL, insertion=insertion, script=script, start=start)
+    def grown(self, cell: Cell, insertion: Insertion, warmup: float = 0.0) -> FinishedRun:
+        """Grow the small net at the cell's moment by the trainer's own growth."""
+        script = self.additions * GROWTHS[insertion]
+        start = self.trunk(cell, cell.moment or 0.0)
+        done = self.train(cell, SMALL, insertion=insertion, script=script, start=start, warmup=warmup)
         if failed := [each for each in done.result.adaptations if each.result is not AdaptationResult.GROWN]:
             raise RuntimeError(f"{cell}: {failed[0].action} {failed[0].result}: {failed[0].message}")
         return done
 
     def _begun_again(self, cell: Cell) -> FinishedRun:
         """Train a large net from the moment on that has kept some weights of the small one."""
-        trunk = self._trunk(cell, cell.moment or 0.0)
+        trunk = self.trunk(cell, cell.moment or 0.0)
         kept = self.subject.kept[cell.arm]
 
         def keep(model: nn.Module) -> nn.Module:
@@ -144,21 +153,21 @@ class Bench:
             model.load_state_dict(weights, strict=False)
             return model
 
-        return self._train(cell, LARGE, used=trunk.state.used_seconds, prepare=keep)
+        return self.train(cell, LARGE, used=trunk.state.used_seconds, prepare=keep)
 
     @property
-    def _additions(self) -> tuple[Action, ...]:
+    def additions(self) -> tuple[Action, ...]:
         """A growth of each run of blocks."""
         return tuple(Action(kind="AddBlock", target=run) for run in self.subject.runs)
 
-    def _trunk(self, cell: Cell, moment: float) -> Checkpoint:
+    def trunk(self, cell: Cell, moment: float) -> Checkpoint:
         """Return the small net of a seed as it is at this moment; trained once."""
         place = self.moments.index(moment)
         store = CheckpointStore(self.trunks / f"{cell.budget:g}-{cell.rate:g}-{cell.seed}-{moment:g}")
         if (found := store.load_latest()) is not None:
             return found
-        before = self._trunk(cell, self.moments[place - 1]) if place else None
-        trunk = self._train(cell, SMALL, start=before, until=moment).checkpoint
+        before = self.trunk(cell, self.moments[place - 1]) if place else None
+        trunk = self.train(cell, SMALL, start=before, until=moment).checkpoint
         if trunk is None:
             raise RuntimeError(f"{cell}: no checkpoint at {moment:.0%}")
         store.save(trunk)
@@ -167,7 +176,7 @@ class Bench:
             raise RuntimeError(f"{store.folder} holds no checkpoint that was just written")
         return found
 
-    def _train(
+    def train(
         self,
         cell: Cell,
         blocks: int,
@@ -178,21 +187,24 @@ class Bench:
         used: float = 0.0,
         until: float | None = None,
         prepare: Callable[[nn.Module], nn.Module] = as_built,
+        arrange: Callable[[Checkpoint, nn.Module], Checkpoint] | None = None,
+        old: str = "blocks.0.",
         advisor: Advisor | None = None,
         most: int = 2,
         stop_at: float = math.inf,
+        warmup: float = 0.0,
     ) -> FinishedRun:
         """Train from `start` or the beginning; as far as `stop_at`, in virtual seconds. `advisor`, where there is one,
-        may grow the net `most` times, in place of the `script`.
+        may grow the net `most` times, in place of the `script`. `arrange` makes of `start` and the model of this run
+        its checkpoint. Names of blocks that are not new begin with `old`.
         """
         adaptation = {"insertion": insertion, "maxAdaptations": most if advisor else max(1, len(script))}
         moment = cell.moment if until is None else until
         arrives = cell.budget * moment if moment is not None and not used else None
-        clock = VirtualScheduler(
-            cell.budget, self.subject.cost, () if arrives is None else (ReplicaChange(arrives, 2),)
-        )
+        cost = self.subject.cost if blocks else lambda _: self.subject.cost.base
+        clock = VirtualScheduler(cell.budget, cost, () if arrives is None else (ReplicaChange(arrives, 2),))
         run = VirtualRun(
-            job=with_spec(self._job(cell, blocks), adaptation=adaptation),
+            job=with_spec(self.job(cell, blocks), adaptation=adaptation),
             seed=cell.seed + (OTHER_ORDER if used else 0),
             services=Services(clock, advisor=advisor or Scripted(tuple(script)), used_seconds=used),
             data=self.subject.data,
@@ -204,17 +216,24 @@ class Bench:
         ).begin()
         if start is not None:
             # Described for this way of growing, which the small net did not know of.
-            state = start.state.model_copy(update={"architecture": run.trainer.network.architecture})
+            start = start if arrange is None else arrange(start, run.trainer.network.module)
+            described, itself = run.trainer.network.architecture, identity(self.job(cell, blocks), cell.seed)
+            state = start.state.model_copy(update={"architecture": described, "identity": itself})
             run.checkpoints.start = replace(start, state=state)
-        finished = run.train()
+        network, used = (lambda: run.trainer.network.module), (lambda: clock.used_seconds() / cell.budget)
+        seen = self.gradients.setdefault(cell, [])
+        # Where nothing grows, what a step takes may be measured.
+        with nullcontext() if cell.moment is None else observed(network, used, seen, old, warmup):
+            finished = run.train()
         result = finished.result
         wanted = TrainerPhase.COMPLETED if until is None and stop_at == math.inf else TrainerPhase.STOPPED
         if result.phase is not wanted:
             raise RuntimeError(f"{cell}: ended as {result.phase}: {result.reason} {result.message}")
         return finished
 
-    def _job(self, cell: Cell, blocks: int) -> AdaptiveTrainingJob:
-        training = {"model": {"options": {"blocks": blocks}}, "optimizer": {"learningRate": cell.rate}}
+    def job(self, cell: Cell, blocks: int) -> AdaptiveTrainingJob:
+        """Return the job of a cell's net with this number of blocks."""
+        training = {"model": {"options": {"blocks": blocks or SMALL}}, "optimizer": {"learningRate": cell.rate}}
         return undisturbed(self.subject.shortened, timeBudgetSeconds=cell.budget, training=training)
 
 

@@ -27,9 +27,8 @@ from espalier_operator.policies.decisions import LendingOrder, Rank
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.gandiva import GandivaPolicy
 from espalier_operator.policies.tiresias import LasPolicy
-from espalier_operator.reclaim.extra_workers import ExtraWorker, ExtraWorkers, ReclaimOrder
+from espalier_operator.reclaim.extra_workers import ExtraWorker, ExtraWorkers, ReclaimOrder, lost_seconds
 from espalier_operator.reclaim.queue import ReclaimQueue
-from espalier_operator.reclaim.victims import lost_seconds
 from operator_world.crowds import NOW, crowd
 
 POLICIES: tuple[Policy, ...] = (FairPolicy(), LasPolicy(thresholds=(20.0, 100.0), promote=2), GandivaPolicy())

@@ -15,7 +15,7 @@ from espalier_operator.planner import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.view import Decision, Share, View
-from espalier_operator.reclaim.victims import lost_seconds
+from espalier_operator.reclaim.extra_workers import lost_seconds
 from operator_world.facts import workers_of
 
 NOW = 10_000.0

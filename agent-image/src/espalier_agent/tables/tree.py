@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from espalier_agent.data import NAMED_MODELS, named_architecture
 from espalier_core.files.documents import first_fault
-from espalier_core.growth import described, target_counts
+from espalier_core.growth import operations_of, target_counts
 from espalier_core.growth.architecture import Architecture, GrowthError
 from espalier_core.types.advice import Action, AdviceRequest, offered
 from espalier_core.types.outcomes import OutcomeTable, read_table
@@ -124,7 +124,7 @@ def _check_order(table: OutcomeTable, architecture: Architecture) -> None:
     Labels are free text: a label names a growth point if it ends in the id of that point alone, as a separate word.
     """
     # Separately by operation, as a group of channels may have the id of a growth point.
-    alike = [each.targets(architecture) for each in described(architecture)]
+    alike = [each.targets(architecture) for each in operations_of(architecture)]
     places = [*((ids, target) for ids in alike for target in ids), (alike[0], None)]
     for index, (label, (ids, expected)) in enumerate(zip(table.actions, places, strict=True)):
         matching = [each for each in ids if label == each or label.endswith(f" {each}")]

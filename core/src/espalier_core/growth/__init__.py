@@ -39,7 +39,7 @@ def operation_names() -> tuple[str, ...]:
     return OPERATIONS.names()
 
 
-def described(architecture: Architecture) -> Iterator[GrowthOperation]:
+def operations_of(architecture: Architecture) -> Iterator[GrowthOperation]:
     """Yield the operations whose targets are in the description, in the order of the table.
 
     Installed packages may add operations that it does not name; these are not loaded.
@@ -51,7 +51,7 @@ def described(architecture: Architecture) -> Iterator[GrowthOperation]:
 
 def target_counts(architecture: Architecture) -> str:
     """Return the number of targets of each operation: `3 growth points and 2 groups of channels`."""
-    counts = [(len(each.targets(architecture)), each.targets_are) for each in described(architecture)]
+    counts = [(len(each.targets(architecture)), each.targets_are) for each in operations_of(architecture)]
     return " and ".join(f"{count} {name}" for count, name in counts if count or name == counts[0][1])
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from espalier_core.base import YEAR_SECONDS, Record
-from espalier_core.growth import NOTHING, OPERATIONS, described, operation, operation_names
+from espalier_core.growth import NOTHING, OPERATIONS, operation, operation_names, operations_of
 from espalier_core.growth.architecture import Architecture, mixes
 from espalier_core.growth.deepen import DEEPEN
 from espalier_core.growth.widen import WIDEN
@@ -129,7 +129,7 @@ def offered(architecture: Architecture) -> tuple[Action, ...]:
     """Return every growth that a description offers: operation by operation, each target in its order."""
     return tuple(
         Action(kind=each.name, target=target)
-        for each in described(architecture)
+        for each in operations_of(architecture)
         for target in each.targets(architecture)
     )
 
@@ -151,7 +151,7 @@ class ActionColumns:
         """Return columns for every action that one of the descriptions offers; growth points come first."""
         counts: dict[str, int] = {DEEPEN.name: 0}
         for architecture in architectures:
-            for each in described(architecture):
+            for each in operations_of(architecture):
                 counts[each.name] = max(counts.get(each.name, 0), len(each.targets(architecture)))
         order = [*filter(counts.__contains__, operation_names())]
         return cls({name: counts[name] for name in order})

@@ -75,12 +75,12 @@ def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
     # 3. Release extra workers that jobs have given back or lost, and reclaim those that they may no longer hold.
     promises = {promise.job: promise for promise in snapshot.promises}
     kept = {
-        job.key: limits.extra_kept(job, jobs.order, promises.get(job.key), len(workers.extras[job.key]))
+        job.key: limits.release_extra(job, jobs.order, promises.get(job.key), len(workers.extras[job.key]))
         for job in jobs.running
     }
 
     # 4. Count the GPUs of nodes, now and after all pending releases. Keep GPUs for workers on their way to them.
-    cycle = PlanningCycle(snapshot, jobs, workers, record, ledger, limits, kept, now)
+    cycle = PlanningCycle(snapshot, jobs, workers, record, ledger, kept, now)
     cycle.hold_granted(promises)
 
     # 5. Reclaim loans on nodes that lose GPUs, move jobs off nodes that are about to go, and both where pods are asked.

@@ -11,7 +11,7 @@ from espalier_operator.model import JobFacts
 from espalier_operator.model.actions import Admit
 from espalier_operator.model.constraints import Constraints
 from espalier_operator.planner.cycle import PlanningCycle
-from espalier_operator.planner.lifecycle import admission_of, is_held_back, obstacle
+from espalier_operator.planner.lifecycle import admission_of, is_held_back, obstacle, runs_until
 from espalier_operator.planner.preemption import GpuTypeMigrations, Preemptor
 from espalier_operator.planner.provisioning import NodeRequests
 from espalier_operator.planner.starting import Starting
@@ -116,7 +116,7 @@ class AdmissionStep:
                 self._cycle.ledger.wait(claim, types)
             else:  # it could not start even with the quota, which others would only borrow again
                 self._record.refuse(job, Reason.QUOTA_EXCEEDED)
-        elif not self._gets_room_in_namespace(job, allowed):
+        elif not self._get_room_in_namespace(job, allowed):
             self._record.refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
         elif not self._starting.start_or_wait(job, allowed):
             if not borrowing and len(allowed) < len(node_pools):
@@ -131,7 +131,7 @@ class AdmissionStep:
             self._unmet.append(job)
         return True
 
-    def _gets_room_in_namespace(self, job: JobFacts, node_pools: Sequence[NodePool]) -> bool:
+    def _get_room_in_namespace(self, job: JobFacts, node_pools: Sequence[NodePool]) -> bool:
         """Return whether the ResourceQuotas of its namespace allow a job to start on one of `node_pools`.
 
         They have room for all its base workers, or would have it without extra workers in the namespace. These are
@@ -210,9 +210,7 @@ class AdmissionStep:
             borrowed = self._cycle.ledger.borrowed(holder.claim, gpu_type, lender=job.claim) - given[holder.terms.queue]
             if not candidate or borrowed <= 0:
                 continue
-            spared_until = (holder.admitted_at or 0.0) + holder.terms.min_runtime_seconds
-            if self._cycle.now < spared_until:
-                self._record.wake(spared_until)
+            if self._record.wait(runs_until(holder)):
                 later += min(borrowed, holder.claim.gpus)
                 continue
             found.append(holder)

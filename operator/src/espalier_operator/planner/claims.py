@@ -229,9 +229,7 @@ class Claims:
         seconds = rules.pin_seconds if pinned else rules.placement_seconds
         if not by_scheduler and not (job.trained and job.leader_running):
             seconds = min(seconds, rules.refusal_seconds)
-        patience = job.refused_since + seconds
-        self._record.wake(patience)
-        if self._cycle.now < patience:
+        if self._record.wait(job.refused_since + seconds):
             return
         if pinned:
             self._record.act(Replace(job=job.key, workers=pinned, pinned=False, reason=Reason.UNSCHEDULABLE))

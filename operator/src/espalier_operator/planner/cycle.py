@@ -15,14 +15,14 @@ from espalier_operator.cluster.resource_quotas import NamespaceLedger
 from espalier_operator.model import JobFacts, Promise, Snapshot, WorkerState
 from espalier_operator.model.actions import Plan, Requeue, Stop
 from espalier_operator.model.queues import QueueUsage
-from espalier_operator.planner.lifecycle import JobLimits, PlanBuilder, ends_by, yield_seconds
+from espalier_operator.planner.lifecycle import PlanBuilder, ends_by, yield_seconds
 from espalier_operator.planner.placement import Avoidance, WorkerIndex, WorkerPlacer
 from espalier_operator.planner.reservations import HeldGpus, Reservations
 from espalier_operator.policies import Policy
 from espalier_operator.policies.decisions import LendingOrder, decided
 from espalier_operator.policies.view import Decision
+from espalier_operator.reclaim.extra_workers import lost_seconds
 from espalier_operator.reclaim.queue import ReclaimQueue
-from espalier_operator.reclaim.victims import lost_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +156,12 @@ class PlanningCycle:
         workers: WorkerIndex,
         record: PlanBuilder,
         ledger: QueueUsage,
-        limits: JobLimits,
         kept: Mapping[str, int],
         now: float,
     ) -> None:
         """Count the capacity; `kept` is the number of extra workers of each running job that stay."""
         self.now, self.rules, self.snapshot, self.kept = now, snapshot.rules, snapshot, kept
-        self.record, self.worker_index, self.ledger, self.job_limits = record, workers, ledger, limits
+        self.record, self.worker_index, self.ledger = record, workers, ledger
         self.decision, self.order = jobs.decision, jobs.order
         self.waiting, self.running, self.requeued = jobs.waiting, jobs.running, jobs.requeued
         self.leaving = self._leaving()

@@ -12,7 +12,7 @@ from espalier_operator.cluster.node_index import NodePool
 from espalier_operator.model import JobFacts, WorkerRole
 from espalier_operator.model.actions import GrantExtra
 from espalier_operator.planner.cycle import PlanningCycle
-from espalier_operator.planner.lifecycle import lendable, lendable_at
+from espalier_operator.planner.lifecycle import lendable, lendable_at, spared_until
 from espalier_operator.policies.decisions import Rank
 
 
@@ -108,7 +108,7 @@ class Lending:
 
         def spared(holder: JobFacts) -> bool:
             # A job that must give back workers in this cycle is interrupted anyway: sparing it would save nothing.
-            quiet = self._cycle.job_limits.is_quiet(holder, falls=self._cycle.reclaims.is_asked(holder.key))
+            quiet = self._record.wait(spared_until(holder, falls=self._cycle.reclaims.is_asked(holder.key)))
             return quiet or holder.key in granted or holder.key == job.key
 
         may_take = self._cycle.order.may_take(job, extra)

@@ -114,6 +114,20 @@ def is_held_back(job: JobFacts, now: float) -> bool:
     return job.hold_until is not None and now < job.hold_until
 
 
+def runs_until(job: JobFacts) -> float:
+    """Return the end of the minimum runtime of an admitted job."""
+    return (job.admitted_at or 0.0) + job.terms.min_runtime_seconds
+
+
+def spared_until(holder: JobFacts, *, falls: bool = False) -> float:
+    """Return the time before which the extra workers of a job are not reduced for shares, as they changed recently.
+
+    Where they fall anyway, only the last increase counts.
+    """
+    changed = 0.0 if falls else holder.changed_at or 0.0
+    return max(holder.granted_at or 0.0, changed) + holder.terms.min_runtime_seconds
+
+
 def obstacle(job: JobFacts) -> Reason:
     """Return the reason for which a job's workers cannot start though GPUs are free for them."""
     return job.trouble if job.trouble in REFUSALS else Reason.UNSCHEDULABLE
@@ -271,6 +285,11 @@ class PlanBuilder:
         if time is not None and time > self._now and (self.wake_at is None or time < self.wake_at):
             self.wake_at = time
 
+    def wait(self, time: float) -> bool:
+        """Request a plan at `time` and return True; False where it has come."""
+        self.wake(time)
+        return self._now < time
+
 
 class JobLimits:
     """Decisions about the jobs of one cycle, one by one."""
@@ -296,7 +315,7 @@ class JobLimits:
         if action is not None:
             self._record.act(action)
 
-    def extra_kept(self, job: JobFacts, order: LendingOrder, promise: Promise | None, seen: int) -> int:
+    def release_extra(self, job: JobFacts, order: LendingOrder, promise: Promise | None, seen: int) -> int:
         """Release extra workers that are given back, overdue or gone, and reclaim those that the job must not hold.
 
         `seen` is the number of its extra workers that exist. Return the number that stay.
@@ -321,26 +340,14 @@ class JobLimits:
             self._record.wake(deadline)
             return allowed
         kept = order.kept_extra(job)
-        if job.extra > kept and not (self._record.is_stopped(job) or self.is_quiet(job)):
+        if job.extra > kept and not (self._record.is_stopped(job) or self._record.wait(spared_until(job))):
             deadline = self._now + job.terms.notice_seconds
             self._record.act(NoticeReclaim(job=job.key, extra=kept, deadline=deadline, reason=Reason.HELD_BY_POLICY))
             self._record.wake(deadline)
             return kept
-        if promise is not None and self._now < promise.expires_at:
-            self._record.wake(promise.expires_at)
+        if promise is not None and self._record.wait(promise.expires_at):
             return job.extra
         if seen < job.extra:
             reason = Reason.GPU_LOST if promise is None else job.extra_trouble or Reason.UNSCHEDULABLE
             self._record.act(ReleaseExtra(job=job.key, extra=seen, forced=True, reason=reason))
         return min(seen, job.extra)
-
-    def is_quiet(self, holder: JobFacts, *, falls: bool = False) -> bool:
-        """Return whether the extra workers of a job changed too recently to be reduced for shares.
-
-        Where they fall anyway, only the last increase counts.
-        """
-        runtime = holder.terms.min_runtime_seconds
-        risen, changed = (holder.granted_at or 0.0) + runtime, (holder.changed_at or 0.0) + runtime
-        quiet_until = risen if falls else max(risen, changed)
-        self._record.wake(quiet_until)
-        return self._now < quiet_until

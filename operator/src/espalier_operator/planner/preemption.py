@@ -1,7 +1,7 @@
 """Preemption of running jobs, and their migration between types of GPU, where the policy preempts. Pure.
 
 Only a job that allows it yields, to a job that the policy serves before it, and after `minRuntimeSeconds`. Jobs without
-GPUs in the decision yield first, the smallest loss first (`reclaim.victims`), then the last in the policy's order, and
+GPUs in the decision yield first, the smallest loss first (`lost_seconds`), then the last in the policy's order, and
 only as many as give the waiting job all its workers, or its quota. No job yields GPUs on which a reservation relies, as
 an earlier job waits for them.
 
@@ -21,7 +21,8 @@ from espalier_operator.cluster.capacity import Supply
 from espalier_operator.cluster.node_index import NodePool
 from espalier_operator.model import JobFacts
 from espalier_operator.planner.cycle import PlanningCycle
-from espalier_operator.reclaim.victims import lost_seconds
+from espalier_operator.planner.lifecycle import runs_until
+from espalier_operator.reclaim.extra_workers import lost_seconds
 
 _Move = tuple[JobFacts, NodePool]
 """(Moving job, its new node pool)."""
@@ -84,7 +85,7 @@ class Preemptor:
                 continue
             if not self._order.is_before(taker, holder):
                 break
-            if self._cycle.record.may_stop(holder) and self.may_yield(holder):
+            if self._cycle.record.may_stop(holder) and not self._cycle.record.wait(runs_until(holder)):
                 found.append(holder)
         # Each of the others, once stopped, takes the GPUs of later ones: two would stop instead of one.
         idle = sorted((each for each in found if self._order.waits(each)), key=self.lost)
@@ -93,13 +94,6 @@ class Preemptor:
     def lost(self, holder: JobFacts) -> float:
         """Return the seconds that `holder` loses if it stops."""
         return lost_seconds(holder, self._cycle.now)
-
-    def may_yield(self, holder: JobFacts) -> bool:
-        """Return whether a job has run for its minimum runtime."""
-        spared_until = (holder.admitted_at or 0.0) + holder.terms.min_runtime_seconds
-        if self._cycle.now < spared_until:
-            self._cycle.record.wake(spared_until)
-        return self._cycle.now >= spared_until
 
     def _helps(self, holder: JobFacts, node_pool: NodePool, kept: Set[str]) -> bool:
         nodes = self._cycle.places.base_holding(holder).nodes
@@ -207,7 +201,7 @@ class GpuTypeMigrations:
             if (self._order.is_elsewhere(job) or self._order.waits(job))
             and job.terms.gpus_per_worker
             and self._cycle.record.may_stop(job)
-            and self._preemptor.may_yield(job)
+            and not self._cycle.record.wait(runs_until(job))
         ]
 
     def _stands_apart(self, job: JobFacts, kept: Set[str]) -> bool:

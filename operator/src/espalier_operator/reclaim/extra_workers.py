@@ -1,4 +1,4 @@
-"""Extra workers in reclaim order, their holdings by node, and the reclaim requests of a plan. Pure."""
+"""The loss of a job whose GPUs are taken, extra workers in reclaim order, and the reclaim requests of a plan. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,21 @@ from espalier_operator.cluster.ledger import Transaction
 from espalier_operator.model import JobFacts, Worker, WorkerRole
 from espalier_operator.model.actions import NoticeReclaim
 from espalier_operator.policies.decisions import LendingOrder, Rank
-from espalier_operator.reclaim.victims import lost_seconds
+
+
+def lost_seconds(job: JobFacts, now: float, role: WorkerRole = WorkerRole.BASE) -> float:
+    """Return the seconds of work that each GPU of a job's workers of `role` loses if they are taken at `now`.
+
+    They are the seconds since its last checkpoint, as a trainer may fail to save one when it is stopped, and of the
+    repeated start; an extra worker leaves between two steps, so it loses only the start. 0 where unknown.
+    """
+    start = job.start_seconds or 0.0
+    if role is WorkerRole.EXTRA:
+        return start
+    if job.saved_at is None or job.admitted_at is None:
+        return 0.0
+    # The time since its admission contains the start.
+    return max(0.0, now - job.saved_at) + (start if job.saved_at > job.admitted_at else 0.0)
 
 
 class ExtraWorker(NamedTuple):

@@ -25,9 +25,9 @@ from espalier_trainer.elastic.membership import (
     Portion,
     WorkerArrival,
     chosen,
-    described,
     observed,
     planned,
+    straggler_message,
 )
 from espalier_trainer.elastic.rendezvous import RendezvousServer
 from espalier_trainer.elastic.states import Code, Command, align, digest
@@ -351,4 +351,4 @@ class Generations:
             now = self._clock()
             self._speeds = self._speeds.dropping(slow, now)
             pause = self._speeds.dropped[slow].until - now
-        self._warn("StragglerDetected", described(name, rank, seconds, pause, self._speeds.drops(slow)))
+        self._warn("StragglerDetected", straggler_message(name, rank, seconds, pause, self._speeds.drops(slow)))

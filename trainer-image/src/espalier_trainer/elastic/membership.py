@@ -198,7 +198,7 @@ def observed(speeds: MemberSpeeds, workers: Sequence[str], seconds: Sequence[flo
     return replace(speeds, slow=slow, steps=steps), slow if steps == STEPS else None
 
 
-def described(name: str, rank: int, seconds: Sequence[float], pause: float, times: int) -> str:
+def straggler_message(name: str, rank: int, seconds: Sequence[float], pause: float, times: int) -> str:
     """Return a warning about the straggler `name`, with rank `rank` in the `seconds` of a step.
 
     `pause` is the duration of its exclusion (0: none, inf: for good), `times` the number of its exclusions so far.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from espalier_core.growth import described, operation_names
+from espalier_core.growth import operation_names, operations_of
 from espalier_core.growth.architecture import Architecture, GrowthError
 from espalier_core.growth.deepen import DEEPEN
 from espalier_core.types.job import Insertion
@@ -54,7 +54,7 @@ def describe(
     traced = Traced(model, graph, example_input, insertion)
     architecture = Architecture(layers=graph.layers(), outputs=graph.outputs)
     if before is not None:
-        operations = (each.name for each in described(before))
+        operations = (each.name for each in operations_of(before))
     for name in sorted({DEEPEN.name, *operations}, key=operation_names().index):
         architecture = step_of(name).described(traced, architecture, before)
     return Architecture.model_validate(dict(architecture))

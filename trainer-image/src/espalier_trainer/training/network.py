@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from espalier_core.growth import described, operation, operation_names
+from espalier_core.growth import operation, operation_names, operations_of
 from espalier_core.growth.architecture import WEIGHT_OPERATORS, Architecture, GrowthError
 from espalier_core.growth.block import ADD_BLOCK
 from espalier_core.growth.deepen import DEEPEN
@@ -179,7 +179,7 @@ def _starting_architecture(
     elif architecture is None:
         problem = f"the model will be trained as it is: {problem}"
     elif problem:
-        done = " and ".join(each.participle for each in described(architecture))
+        done = " and ".join(each.participle for each in operations_of(architecture))
         left_out = " or ".join(operation(name).participle for name in others[count:])
         problem = f"the model will be {done}, not {left_out}: {problem}"
     return architecture, problem
@@ -259,7 +259,7 @@ def with_targets(
     architecture: Architecture, start: Architecture | None, history: tuple[GrowthStep, ...]
 ) -> Architecture:
     """Return the description of a checkpoint, with the targets of operations that the job has allowed since."""
-    if start is None or set(described(start)) <= set(described(architecture)):
+    if start is None or set(operations_of(start)) <= set(operations_of(architecture)):
         return architecture
     grown = start
     try:

@@ -19,7 +19,7 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.model import JobFacts
 from espalier_operator.model.queues import ExternalAdmission
-from espalier_operator.reclaim.victims import lost_seconds
+from espalier_operator.reclaim.extra_workers import lost_seconds
 
 
 class JobWorkloads:

@@ -36,6 +36,8 @@ class Kubernetes(ApiObjects):
         """How the leaders of a job behave, by its key."""
         self.ran: dict[str, float] = defaultdict(float)
         """Seconds for which leaders' containers ran, by UID of their job."""
+        self.ended: dict[str, int] = defaultdict(int)
+        """Containers of base workers that have ended, by UID of their job."""
         self.done: dict[tuple[str, int], str] = {}
         """Base workers of programs, by UID of the job and index, that have ended with 0 by themselves, and the UIDs of
         their pods; but for those whose ends nobody can know of."""
@@ -259,6 +261,7 @@ class Kubernetes(ApiObjects):
         self.processes.pop(pod["metadata"]["uid"], None)
         if ended_at(pod) is not None:
             return
+        self.ended[owner_of(pod) or ""] += "-base-" in key
         states = {each["name"]: each["state"] for each in pod["status"].get("containerStatuses", ())}
         name = trainer_of(pod)
         ended = {"exitCode": code, "finishedAt": self._time(at), **({"reason": container} if container else {})}

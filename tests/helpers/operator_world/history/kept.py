@@ -79,6 +79,8 @@ class Kept:
         most = ran + self.blind + Timing().quiet
         demand(used <= most, 10, f"{key}: {used} s are counted, leaders ran {ran} s and {self.blind} s were not seen")
         demand(now.restarts <= self._world.leaders[uid], 10, f"{key}: {now.restarts} restarts of fewer leaders")
+        failures, ended = now.scheduling.failures, self._world.ended[uid]
+        demand(failures <= ended, 10, f"{key}: {failures} failures are counted, {ended} containers ended")
 
     def _check_decisions(self, key: str, job: Raw, now: JobStatus, before: JobStatus) -> None:
         """Only a decision changes what is granted, asked for, or demanded: no restart of an operator, no lost call."""

@@ -338,6 +338,22 @@ def test_a_budget_that_runs_by_itself_breaks_clause_10(stage: Stage, broken: Bro
     assert "s are counted, leaders ran" in fails(stage, 10)
 
 
+def test_an_end_that_is_counted_as_two_failures_breaks_clause_10(stage: Stage, broken: Broken) -> None:
+    right = ends.failed
+
+    def wrong(*given: Any) -> JobState:
+        state = right(*given)
+        return replace(state, failures=state.failures + 1)
+
+    broken(ends, "failed", wrong)
+    stage.world.add_machine("node", 4, 16, {}, [])
+    submit(stage, "job", backoffLimit=9)
+    lives(stage, 10)
+    (leader,) = stage.world.processes.values()
+    leader.crash(stage.world, 1)
+    assert "2 failures are counted, 1 containers ended" in fails(stage, 10)
+
+
 def test_an_operator_that_begins_and_does_not_know_the_type_of_a_job_breaks_clause_10(
     stage: Stage, broken: Broken
 ) -> None:

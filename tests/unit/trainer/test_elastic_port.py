@@ -101,6 +101,20 @@ def test_a_worker_that_holds_the_key_is_admitted(leader: Leader) -> None:
     assert leader.server.store.add("count", 0) == 2
 
 
+def test_a_worker_whose_connection_ends_has_hung_up_unless_it_has_another(leader: Leader) -> None:
+    first, second, other = leader.worker(), leader.worker(), leader.worker()
+    for client, name in ((first, "one"), (second, "one"), (other, "two")):
+        client.arrive(WorkerArrival(name, base=False, index=0))
+    assert len(leader.server.listen()) == 3
+    first.store._channel.close()
+    other.store._channel.close()
+    until(lambda: leader.server.hung_up("two"))
+    assert not leader.server.hung_up("one")
+    second.store._channel.close()
+    until(lambda: leader.server.hung_up("one"))
+    assert not leader.server.hung_up("nobody")
+
+
 @pytest.mark.parametrize("sent", STRANGE.values(), ids=STRANGE)
 def test_whoever_sends_something_else_is_refused_and_nobody_waits_for_him(leader: Leader, sent: bytes) -> None:
     with socket.create_connection(leader.address) as stranger:

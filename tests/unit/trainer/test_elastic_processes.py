@@ -84,7 +84,8 @@ def test_workers_join_and_leave_without_a_restart(
 def test_a_worker_that_is_killed_in_a_step_costs_a_moment(
     workplace: Callable[..., Workplace], elastic: Callable[..., AdaptiveTrainingJob]
 ) -> None:
-    place = workplace(elastic())
+    # However long a leader waits for members whose connection stands, that of a dead process does not.
+    place = workplace(elastic(), prelude="import espalier_trainer.elastic.generations as t; t.GRACE_SECONDS = 600")
     place.allocate(3)
     leader = place.start()
     extras = [place.start(index) for index in range(2)]

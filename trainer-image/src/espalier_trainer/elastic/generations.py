@@ -74,13 +74,13 @@ class Arrivals:
         return chosen(present.values(), replicas)
 
     def gather(self, expected: set[str], seconds: float) -> None:
-        """Wait until all `expected` workers that do not leave have arrived, for at most `seconds`."""
+        """Wait until all `expected` workers that neither leave nor hung up have arrived, for at most `seconds`."""
         deadline = self._clock() + seconds
         expected = expected - self._leaving
         while not expected <= self.waiting.keys() and self._clock() < deadline:
             time.sleep(0.001)
             self.listen()
-            expected -= self._leaving
+            expected = {each for each in expected - self._leaving if not self.rendezvous.hung_up(each)}
 
     def answer(self, plan: GenerationPlan, before: Iterable[str]) -> None:
         """Send a plan to its members, and to members of the generation `before` that get no place in it."""
@@ -125,7 +125,7 @@ class Arrivals:
 LISTEN_SECONDS: Final = 0.05
 """Minimum interval of reading arrivals: the store is in the process, so a read takes some µs."""
 GRACE_SECONDS: Final = 1.0
-"""Seconds to wait for dead members after a group broke; live ones arrive again within some ms."""
+"""Seconds to wait for members whose connection stands after a group broke; live ones arrive again within some ms."""
 REUNION_SECONDS: Final = 5.0
 """Seconds that a restarted leader waits for workers that may hold a newer state than its checkpoint."""
 _LEADER: Final = "leader"

@@ -129,7 +129,7 @@ class Member:
                 self._attempt = client.attempt
                 yield from self._arrive(client)
             except GroupBrokenError:
-                client = None  # The leader may be gone, and its successor elsewhere.
+                pass  # The connection stays, by which a leader that lives tells this worker from one that is gone.
             except LeaderAwayError as error:
                 client = None
                 now = time.monotonic()

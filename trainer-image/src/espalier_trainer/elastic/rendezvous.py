@@ -106,6 +106,8 @@ class RendezvousServer:
         self._beats: dict[str, tuple[int, float]] = {}
         """Number of messages of each waiting worker, and the time of the last one."""
         self._felt = 0.0
+        self._connected: set[str] = set()
+        """Workers that were connected when they last arrived."""
 
     def listen(self) -> list[WorkerArrival]:
         """Return workers' arrivals and announcements that they leave since the last call."""
@@ -136,8 +138,14 @@ class RendezvousServer:
             else:
                 self._tickets[arrival.worker] = number
                 self._beats[arrival.worker] = (0, now)
+            if self.store.check([_connected_key(arrival.worker)]):
+                self._connected.add(arrival.worker)
             found.append(arrival)
         return found
+
+    def hung_up(self, worker: str) -> bool:
+        """Return whether the connection of a worker has ended: its process has, or it looks for another leader."""
+        return worker in self._connected and not self.store.check([_connected_key(worker)])
 
     def silent(self) -> frozenset[str]:
         """Return the workers that no longer wait, although they did not announce that they leave."""
@@ -150,7 +158,9 @@ class RendezvousServer:
                 count = int(self.store.add(_beat(self._tickets[worker]), 0))
                 if count != beats or late:
                     self._beats[worker] = (count, now)
-        return frozenset(worker for worker, (_, since) in self._beats.items() if now - since > SILENT_SECONDS)
+        return frozenset(
+            worker for worker, (_, since) in self._beats.items() if now - since > SILENT_SECONDS or self.hung_up(worker)
+        )
 
     def answer(self, worker: str, plan: GenerationPlan) -> None:
         """Send the plan to a worker that arrived; a plan without the worker dismisses it."""
@@ -186,9 +196,13 @@ class RendezvousClient:
         self._stop = stop
         self.store: Any
         self.address, self.port, self.key, self.attempt, self.store = self._asked(lambda: _connected(rendezvous, least))
+        self._introduced = False
 
     def arrive(self, arrival: WorkerArrival) -> int:
         """Write an arrival; return the ticket for requesting the plan. Raises `LeaderAwayError`."""
+        if not self._introduced:
+            self._asked(lambda: self.store.set_while_connected(_connected_key(arrival.worker)))
+            self._introduced = True
         # One request each: an abandoned one must not write an arrival later, when there is a newer one.
         number = int(self._asked(lambda: self.store.add(_COUNT, 1)))
         self._asked(lambda: self.store.set(f"arrival/{number}", arrival.to_json()))
@@ -273,6 +287,10 @@ def _key(rendezvous: Rendezvous) -> bytes:
     if len(key) < KEY_BYTES:
         raise RendezvousError(f"{name}: {path} has {len(key)} bytes; a key has at least {KEY_BYTES} random ones")
     return key
+
+
+def _connected_key(worker: str) -> str:
+    return f"connected/{worker}"
 
 
 def _beat(ticket: int) -> str:

@@ -172,7 +172,7 @@ PATIENCE: Final = timedelta(seconds=5)
 _ANSWER_SECONDS: Final = 10.0
 _REQUEST: Final = struct.Struct(">BqI")
 """Format of a request: operation, number, bytes of the keys (JSON); then the keys, then a value."""
-_SET, _GET, _ADD, _CHECK, _WAIT, _DELETE = range(6)
+_SET, _GET, _ADD, _CHECK, _WAIT, _DELETE, _SET_WHILE_CONNECTED = range(7)
 _OK: Final = b"\0"
 _FAILED: Final = b"\1"
 
@@ -197,6 +197,8 @@ class _Acceptor:
         self._lock = threading.Lock()
         self._unauthenticated: dict[socket.socket, None] = {}
         self._authenticated: set[socket.socket] = set()
+        self._kept_by: dict[str, socket.socket] = {}
+        """Connections with which keys go."""
         self._closed = False
         self._said: set[str] = set()
 
@@ -246,7 +248,11 @@ class _Acceptor:
             return
         try:
             while True:
-                channel.send(_answered(self._store, channel.receive()))
+                answered, kept = _answered(self._store, channel.receive())
+                if kept is not None:
+                    with self._lock:
+                        self._kept_by[kept] = connection
+                channel.send(answered)
         except OSError as error:
             logger.debug("the connection of a worker at %s is over: %s", peer, error)
         finally:
@@ -256,6 +262,9 @@ class _Acceptor:
         with self._lock:
             self._unauthenticated.pop(connection, None)
             self._authenticated.discard(connection)
+            for key in [key for key, keeper in self._kept_by.items() if keeper is connection]:
+                del self._kept_by[key]
+                self._store.delete_key(key)
         connection.close()
 
     def _refused(self, peer: str, error: Exception) -> None:
@@ -266,15 +275,17 @@ class _Acceptor:
         logger.log(level, "refused a connection from %s: %s (logged once)", peer, why)
 
 
-def _answered(store: Any, request: bytes) -> bytes:
-    """Carry out a request; return the answer."""
+def _answered(store: Any, request: bytes) -> tuple[bytes, str | None]:
+    """Carry out a request; return the answer, and the key that goes with the connection, if it wrote one."""
+    kept = None
     try:
         operation, number, size = _REQUEST.unpack_from(request)
         keys = json.loads(request[_REQUEST.size : _REQUEST.size + size])
         value = request[_REQUEST.size + size :]
         found = b""
-        if operation == _SET:
+        if operation in (_SET, _SET_WHILE_CONNECTED):
             store.set(keys[0], value)
+            kept = keys[0] if operation == _SET_WHILE_CONNECTED else None
         elif operation == _GET:
             found = store.get(keys[0])
         elif operation == _ADD:
@@ -288,8 +299,8 @@ def _answered(store: Any, request: bytes) -> bytes:
         else:
             raise ValueError(f"{operation} is not an operation of a store")
     except (RuntimeError, ValueError, LookupError, TypeError, struct.error) as error:
-        return _FAILED + (in_one_line(str(error)) or type(error).__name__).encode()
-    return _OK + found
+        return _FAILED + (in_one_line(str(error)) or type(error).__name__).encode(), None
+    return _OK + found, kept
 
 
 class StoreClient(Store):
@@ -303,6 +314,10 @@ class StoreClient(Store):
     def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
         self._ask(_SET, [key], value=value.encode() if isinstance(value, str) else bytes(value))
+
+    def set_while_connected(self, key: str) -> None:
+        """Write a key without a value, which the leader deletes when this connection ends."""
+        self._ask(_SET_WHILE_CONNECTED, [key])
 
     def get(self, key: str) -> bytes:
         """Wait for a value, and return it."""
@@ -329,8 +344,12 @@ class StoreClient(Store):
     ) -> bytes:
         named = json.dumps(list(keys)).encode()
         with self._lock:
-            self._channel.send(_REQUEST.pack(operation, number, len(named)) + named + value)
-            answered = self._channel.receive(seconds + _ANSWER_SECONDS)
+            try:
+                self._channel.send(_REQUEST.pack(operation, number, len(named)) + named + value)
+                answered = self._channel.receive(seconds + _ANSWER_SECONDS)
+            except OSError:
+                self._channel.close()  # a later answer would be taken for that of another request
+                raise
         if answered[:1] != _OK:
             raise RuntimeError(answered[1:].decode(errors="replace"))
         return answered[1:]

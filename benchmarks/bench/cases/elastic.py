@@ -1,4 +1,4 @@
-"""The cost of joining and leaving a running job, against torchrun and DistributedDataParallel, on the CPU.
+"""The cost of joining and leaving a running job, and its throughput against DistributedDataParallel, on the CPU.
 
 Real processes on the loopback interface, one thread each, with gloo. The benchmark acts as their scheduler and writes
 their allocation files. The only change to the trainer: the leader records the end of each step
@@ -16,12 +16,11 @@ machine affects all of them. Nothing is evaluated, and no checkpoint is written 
 3. `throughput`: examples a second of 1, 2 and 4 workers under both batch policies, compared with plain
    DistributedDataParallel with the same model, data, shares of a batch, optimizer and steps. Both are there at once and
    train in turn, in windows of two seconds, while the others stand still; ratios are of neighbouring windows.
-4. `torchrun`: the same model under torchrun, which restarts all workers at each change. They resume from the checkpoint
-   of their script (every 50 steps). Reported are the seconds without a step and the repeated steps. The options of
-   torchrun for this are in `bench/joining/parts.py`.
+
+Peers, while GPUs come and go: `volatile`.
 
 With more workers than cores the workers share the cores: two cores cannot speed up four workers, and all workers are
-slower while a process imports torch. The stores of torchrun listen on all interfaces, everything else on loopback.
+slower while a process imports torch. Everything listens on loopback.
 Not reported: CUDA and nccl; a network between the workers.
 
 Takes an hour.
@@ -37,11 +36,11 @@ from typing import Any
 
 from bench.command import Option
 from bench.joining.models import EXAMPLE, EXAMPLE_ROWS, Model, perceptron
-from bench.joining.parts import Pauses, Rates, Restarts, pauses, rates, restarts
+from bench.joining.parts import Pauses, Rates, pauses, rates
 from bench.printing import Parts, Table, progress
 from espalier_core.types.job import ElasticBatch
 
-PARTS = ("pauses", "throughput", "torchrun")
+PARTS = ("pauses", "throughput")
 MILLIONS = (1.0, 5.0, 20.0, 100.0)
 MOST_MILLIONS = 20.0
 """Eight processes of the largest model do not fit into the memory of a small machine."""
@@ -53,7 +52,7 @@ OPTIONS = {
     "windows": Option(8, "pairs of windows of each throughput"),
     "only": Option(list(PARTS), "parts", PARTS),
 }
-QUICK = {"repetitions": 1, "millions": [], "workers": [1, 2], "windows": 1, "only": ["pauses", "throughput"]}
+QUICK = {"repetitions": 1, "millions": [], "workers": [1, 2], "windows": 1}
 
 
 @dataclass
@@ -62,7 +61,6 @@ class Found:
 
     pauses: dict[str, list[Pauses]] = field(default_factory=dict)
     rates: dict[tuple[str, ElasticBatch, int], list[Rates]] = field(default_factory=dict)
-    torchrun: list[Restarts] = field(default_factory=list)
 
 
 def measure(options: argparse.Namespace) -> Found:
@@ -84,9 +82,6 @@ def measure(options: argparse.Namespace) -> Found:
                 say(f"throughput of {world}, {policy}", model)
                 got = rates(model, policy, world, options.windows, WINDOW_SECONDS)
                 found.rates.setdefault((model.name, policy, world), []).append(got)
-        if "torchrun" in options.only:
-            say("torchrun", EXAMPLE)
-            found.torchrun.append(restarts(EXAMPLE))
     return found
 
 
@@ -108,14 +103,11 @@ def run(options: argparse.Namespace) -> Parts:
             f"{name} {policy} {world}": [asdict(row) for row in rows]
             for (name, policy, world), rows in found.rates.items()
         },
-        "torchrun": [asdict(row) for row in found.torchrun],
     }
     if found.pauses:
         yield from (_pauses(found.pauses), _starts(found))
     if found.rates:
         yield _throughput(found)
-    if found.torchrun:
-        yield _restarts(found)
 
 
 def _pauses(found: dict[str, list[Pauses]]) -> Table:
@@ -140,8 +132,6 @@ def _pauses(found: dict[str, list[Pauses]]) -> Table:
 
 def _starts(found: Found) -> Table:
     rows = [[name, _spread([row.start for row in rows], 1)] for name, rows in found.pauses.items()]
-    if found.torchrun:
-        rows.append([f"{EXAMPLE.name}, torchrun", _spread([row.start for row in found.torchrun], 1)])
     return Table("From the start of a worker's process to its first joint step: median (longest)", ["model", "s"], rows)
 
 
@@ -157,29 +147,6 @@ def _throughput(found: Found) -> Table:
         rows.append([f"{name}, {policy}", str(world), *figures, middle])
     title = "Examples a second, medians of all windows; of the ratios with the quartiles"
     return Table(title, ["model, policy", "workers", "elastic", "plain DDP", "ratio"], rows)
-
-
-def _restarts(found: Found) -> Table:
-    theirs, ours = found.torchrun, found.pauses.get(EXAMPLE.name, [])
-    rows = []
-    if ours:
-        # Counted over all changes of a repetition: it is 0 of each where it is 0 of all.
-        again = f"{max(row.redone for row in ours)}"
-        rows += [
-            ["elastic: a new worker joins", _spread([row.first_join for row in ours], 2), again],
-            ["elastic: a worker leaves", _spread([row.leave for row in ours], 2), again],
-            ["elastic: a worker is killed", _spread([row.death for row in ours], 2), again],
-        ]
-    rows += [
-        ["torchrun: a node joins", _spread([r.join for r in theirs], 2), _spread([r.join_redone for r in theirs])],
-        [
-            "torchrun: a node is killed",
-            _spread([r.death for r in theirs], 2),
-            _spread([r.death_redone for r in theirs]),
-        ],
-    ]
-    title = f"Without a step, {EXAMPLE.name}: median (longest) of {len(theirs)}"
-    return Table(title, ["", "s", "steps redone"], rows)
 
 
 def _spread(values: Sequence[float], places: int = 0) -> str:

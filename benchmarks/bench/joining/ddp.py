@@ -4,27 +4,16 @@
 without an end. Each is started by itself, as elastic workers are: Linux divides a busy CPU among sessions, not
 processes.
 
-`torchrun … -m bench.joining.ddp FOLDER`: a script as torchrun expects it. torchrun restarts it at each change, and it
-continues from its checkpoint, which it writes every `CHECKPOINT_STEPS` steps.
-
 Buffers are not broadcast, because the models have none.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
-
-from bench.load.processes import end_with_parent
-
-if __name__ == "__main__" and len(sys.argv) == 2:
-    # Before torch is imported, which takes seconds: a node that dies takes its workers with it.
-    end_with_parent(signal.SIGKILL, os.getppid())
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -39,8 +28,6 @@ from espalier_trainer.launch.session import load
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.optimizers.building import build_optimizer
 
-CHECKPOINT_STEPS: Final = 50
-
 
 class Training:
     """The job of a folder, trained by `world` processes of a group."""
@@ -50,15 +37,20 @@ class Training:
         seed_everything(self._training.seed)
         self._rank, self._world = rank, world
         self._device = torch.device("cpu")
-        self._data, self.model = load(self._training, self._device)
+        self.data, self.model = load(self._training, self._device)
         self.optimizer = build_optimizer(self._training.optimizer, self.model)
         self._log = StepLog(folder / log) if rank == 0 else None
         self.step = 0
 
     @property
+    def learning_rate(self) -> float:
+        """Of one worker."""
+        return self._training.optimizer.learning_rate
+
+    @property
     def epoch_batches(self) -> int:
         """Batches of an epoch."""
-        return max(1, len(self._data.train) // self._training.batch_size)
+        return max(1, len(self.data.train) // self._training.batch_size)
 
     def train(self, policy: ElasticBatch) -> Iterator[None]:
         """Train without an end; yield after each step."""
@@ -66,13 +58,13 @@ class Training:
         epoch, cursor = divmod(self.step, self.epoch_batches)
         training, world = self._training, self._world
         while True:
-            order = epoch_order(len(self._data.train), training.batch_size, training.seed, epoch, self._device)
+            order = epoch_order(len(self.data.train), training.batch_size, training.seed, epoch, self._device)
             while cursor < len(order):
                 taken = fixed_portion(policy, world, cursor, len(order)).batches
                 for options in self.optimizer.param_groups:
-                    options["lr"] = training.optimizer.learning_rate * taken
+                    options["lr"] = self.learning_rate * taken
                 own = shares(policy, world, cursor, order.rows, taken)[self._rank]
-                inputs, labels = order.batch(self._data.train, own.batch, slice(own.first, own.last))
+                inputs, labels = order.batch(self.data.train, own.batch, slice(own.first, own.last))
                 self.optimizer.zero_grad(set_to_none=True)
                 loss = nn.functional.cross_entropy(wrapped(inputs), labels)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -94,26 +86,6 @@ def plain(folder: Path, world: int, rank: int) -> None:
         pass
 
 
-def restarted(folder: Path) -> None:
-    """Train from the last checkpoint until torchrun ends it."""
-    distributed.init_process_group("gloo")
-    rank = distributed.get_rank()
-    training, file = Training(folder, rank, distributed.get_world_size(), "steps"), folder / "torchrun.pt"
-    if file.exists():
-        saved = torch.load(file, weights_only=True)
-        training.model.load_state_dict(saved["model"])
-        training.optimizer.load_state_dict(saved["optimizer"])
-        training.step = saved["step"]
-    for _ in training.train(ElasticBatch.KEEP_GLOBAL):
-        if rank == 0 and training.step % CHECKPOINT_STEPS == 0:
-            states = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
-            torch.save({**states, "step": training.step}, file.with_suffix(".new"))
-            os.replace(file.with_suffix(".new"), file)
-
-
 if __name__ == "__main__":
-    if len(sys.argv) == 2:
-        restarted(Path(sys.argv[1]))
-    else:
-        torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer imports more of torch
-        plain(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer imports more of torch
+    plain(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

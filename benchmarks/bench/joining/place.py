@@ -11,7 +11,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -26,6 +26,8 @@ from espalier_core.types import environment
 from espalier_core.types.allocation import Allocation, AllocationDocument, TimeBudget
 from espalier_core.types.events import EVENT, AnyEvent
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch
+from espalier_core.types.reasons import Reason
+from espalier_core.validation.reading import with_spec
 
 T = TypeVar("T")
 
@@ -33,6 +35,8 @@ BATCH: Final = 64
 BUDGET_SECONDS: Final = 86_400.0
 PATIENCE_SECONDS: Final = 600.0
 """For anything that is waited for; far longer than it takes."""
+STATE: Final = "state.pt"
+"""The file of a script's checkpoint."""
 BENCHMARKS: Final = Path(__file__).parents[2]
 
 
@@ -43,10 +47,12 @@ class StuckError(BenchError):
 class Place:
     """One job's folder and processes; the processes end with it."""
 
-    def __init__(self, folder: Path, model: Model, policy: ElasticBatch) -> None:
-        """Write the job: it grows by the heuristic when it is given an extra GPU, once."""
+    def __init__(
+        self, folder: Path, model: Model, policy: ElasticBatch, changes: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the job: it grows by the heuristic when it is given an extra GPU, once. `changes` are of its spec."""
         self.folder = folder
-        self.job = AdaptiveTrainingJob.model_validate(
+        job = AdaptiveTrainingJob.model_validate(
             {
                 "apiVersion": "espalier.dev/v1alpha1",
                 "kind": "AdaptiveTrainingJob",
@@ -70,17 +76,20 @@ class Place:
                 },
             }
         )
+        self.job = with_spec(job, **(changes or {}))
         self._path("job.json").write_text(json.dumps(self.job.to_json()))
         self.steps = Steps(self._path("steps"))
         self._generation = 0
         self.processes: dict[str, Process] = {}
 
-    def allocate(self, replicas: int, base: int) -> None:
+    def allocate(self, replicas: int, base: int, stop: Reason | None = None) -> None:
         """Grant this number of workers, as a scheduler does; the leader grows its model if that is above `base`."""
         self._generation += 1
         allocation = Allocation(generation=self._generation, replicas=replicas, gpus=replicas)
         budget = TimeBudget(budget_seconds=BUDGET_SECONDS)
-        document = AllocationDocument(job=self.job.key, allocation=allocation, time_budget=budget, base_replicas=base)
+        document = AllocationDocument(
+            job=self.job.key, allocation=allocation, time_budget=budget, base_replicas=base, stop=stop
+        )
         write_document(self._path("allocation.json"), document)
 
     def lead(self) -> Process:
@@ -92,8 +101,16 @@ class Place:
         variables = {environment.WORKER_ROLE: "extra", environment.WORKER_INDEX: str(index)}
         return self.start(f"extra-{index}", ["-m", "espalier_trainer"], variables)
 
-    def start(self, name: str, arguments: list[str], variables: dict[str, str] | None = None) -> Process:
-        """Start Python with `arguments` where the job is."""
+    def start(
+        self,
+        name: str,
+        arguments: list[str],
+        variables: Mapping[str, str] | None = None,
+        *,
+        python: str = sys.executable,
+        cores: frozenset[int] = frozenset(),
+    ) -> Process:
+        """Start Python with `arguments` where the job is, on `cores` only if there are any."""
         known = {
             **os.environ,
             **one_thread(),
@@ -107,7 +124,7 @@ class Place:
             **(variables or {}),
         }
         known.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise each start compiles torch again
-        process = Process(name, [sys.executable, *arguments], self._path(f"{name}.log"), known)
+        process = Process(name, [python, *arguments], self._path(f"{name}.log"), known, cores)
         self.processes[name] = process
         return process
 

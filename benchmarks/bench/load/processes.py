@@ -57,6 +57,11 @@ class Process:
                 preexec_fn=prepare,
             )
 
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
     def check(self) -> None:
         """Raise `ProcessError` where it has ended."""
         if self._process.poll() is not None:

@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from espalier_core.estimates.gains import EVIDENCE, SHARES, SPREAD, Belief
@@ -26,6 +26,7 @@ def worth(growths: list[Belief], error: float, lent: float = 0.0, delay: float =
 
 
 @given(beliefs, errors)
+@example([Belief(0.125, 7.6e-112), Belief(-0.125, 0.125)], 1.0)
 def test_finding_out_is_worth_nothing_or_more_and_at_most_what_knowing_all_is_worth(growths, error):
     found, perfect = worth(growths, error).information, worth(growths, 0.0).information
     assert -ROUNDED <= found <= perfect + ROUNDED

@@ -27,6 +27,8 @@ PRICE: Final = 0.1
 A choice, not a measurement; `espalier agent judge` shows what `Auto` gains and lends with it."""
 _STEPS: Final = 40
 """Steps of the numerical integral between two ends; it errs by less than 1e-4 of the deviation."""
+_CERTAIN: Final = 1e-9
+"""Deviation up to which a mean counts as certain: the ends of what it may be are then one number."""
 _TAIL: Final = 8.0
 """Deviations beyond which nothing is expected."""
 
@@ -70,8 +72,8 @@ def preposterior(prior: float, error: float) -> float:
 
 def expected_best(means: Sequence[tuple[float, float]]) -> float:
     """Return E[max(0, M_1, ..., M_n)] for independent normal M_i, given as pairs of mean and deviation."""
-    least = max((0.0, *(mean for mean, deviation in means if deviation <= 0)))
-    unsure = [(mean, deviation) for mean, deviation in means if deviation > 0]
+    least = max((0.0, *(mean for mean, deviation in means if deviation <= _CERTAIN)))
+    unsure = [(mean, deviation) for mean, deviation in means if deviation > _CERTAIN]
     if len(unsure) == 1:
         mean, deviation = unsure[0]
         u = (mean - least) / deviation

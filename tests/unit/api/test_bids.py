@@ -98,6 +98,8 @@ def test_nothing_is_named_once_it_is_known_what_growing_gains() -> None:
     assert [bid.use for bid in bids_of(standing(forecast=none, speedup=None))] == [BidUse.NOTHING]
     assert [bid.use for bid in bids_of(standing(forecast=FORECAST, seconds_left=0.0))] == [BidUse.NOTHING]
     assert [bid.use for bid in bids_of(standing(most=1))] == [BidUse.NOTHING]
+    assert [bid.use for bid in bids_of(standing((), forecast=none))] == [BidUse.NOTHING], "it has no scores"
+    assert not bids_of(standing((), forecast=FORECAST))
 
 
 def test_bits_per_character_saved_follow_from_the_gain_in_probability() -> None:

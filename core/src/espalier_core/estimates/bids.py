@@ -45,7 +45,7 @@ _LEAST_QUALITY: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """An expected gain with an interval that is to contain four of five outcomes."""
+    """An expected gain with the interval of four in five of the estimates that are likely."""
 
     mean: float
     low: float

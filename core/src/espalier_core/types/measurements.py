@@ -126,7 +126,7 @@ class Bid(Record):
     gain: float = Field(ge=-1, le=1)
     """Expected gain in the final measure, divided by what the job will lack of a perfect one without spare GPUs."""
     low: float = Field(ge=-1, le=1)
-    """Lower end of the interval that is to contain four of five outcomes."""
+    """Lower end of the interval of four in five of the curves, or estimates, that are likely; single runs vary more."""
     high: float = Field(ge=-1, le=1)
     """Upper end of that interval."""
     seconds: float = Field(ge=0, le=YEAR_SECONDS)

@@ -10,7 +10,7 @@ from espalier_core.estimates.gains import EVIDENCE
 from espalier_core.estimates.goodput import BatchLimits, WorkSpeed, on_type, step_times
 from espalier_core.types.job import ElasticBatch, Trials
 from espalier_core.types.measurements import Bid
-from espalier_core.types.task import score_in, task_by
+from espalier_core.types.task import ACCURACY, score_in, task_by
 
 if TYPE_CHECKING:
     from espalier_trainer.run.run import Run
@@ -42,8 +42,6 @@ class Bidding:
     def _bids(self, run: Run, trials: Trials, epoch_seconds: float) -> tuple[Bid, ...]:
         measured, training = run.meter.measured(), run.job.spec.training
         score, base = score_in(run.progress.metrics, "validation"), run.scheduler.base_replicas()
-        if score is None:
-            return ()
         evidence = EVIDENCE[task_by(run.progress.metrics)]
         kind = Trials.RACE if trials is Trials.AUTO else trials
         times = step_times(measured)
@@ -61,7 +59,7 @@ class Bidding:
             epoch_seconds *= max(speedup(times[-1].workers), 1e-9) if times else 1.0
         return bids_of(
             Bidder(
-                measure=score.by,
+                measure=ACCURACY if score is None else score.by,
                 scores=measured.scores,
                 work=run.progress.epoch,
                 seconds_left=run.scheduler.time_left(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from espalier_core.types.reasons import Reason
+from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
 from espalier_core.types.status import ConditionType, JobPhase
 from espalier_operator.job.conditions import Observed, status_of
@@ -53,6 +53,14 @@ def test_a_job_whose_workers_were_refused_says_so_before_the_next_plan():
     status = status_of(refused, JobState(), Observed(), None, T0)
     assert told(status) == {"Admitted": ("False", "PodRejected"), "Running": ("False", "PodRejected")}
     assert {condition.message for condition in status.conditions} == {"exceeded quota: q"}
+
+
+def test_the_last_failure_is_told_until_the_job_trains_again():
+    for training, message in ((False, "exit code 1"), (True, SENTENCES[Reason.RUNNING])):
+        facts = replace(TRAINING, training=training, last_failure="exit code 1")
+        status = status_of(facts, JobState(), Observed(), None, T0)
+        (running,) = (each for each in status.conditions if each.type == "Running")
+        assert running.message == message
 
 
 def test_the_life_of_a_job_in_conditions():

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_core.types.status import JobStatus
 from espalier_operator.job.ends import if_forced
@@ -18,7 +19,7 @@ from espalier_operator.job.state import JobState, Observation
 from espalier_operator.job.view import state_of, utc
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.model import WorkerRole
+from espalier_operator.model import Ended, WorkerRole
 from operator_world.kube_looks import look, observed, status_at
 from operator_world.kube_objects import (
     EPOCH,
@@ -104,6 +105,16 @@ def test_one_that_is_ended_as_it_starts_is_told_what_counts(account):
     forced = if_forced(account.seen(), JOB.terms)
     assert forced is not None
     assert "(Starting); a start-up of more than 120 s (operator.seconds.startUpAllowance) counts" in forced.message
+
+
+def test_one_that_is_ended_in_its_code_after_the_loop_has_trained(account):
+    account.says(EVALUATING, 30, reason=Reason.BUDGET_EXHAUSTED)
+    message = "its code after the loop did not end"
+    assert if_forced(account.seen(), JOB.terms) == Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False, message=message)
+    account.says(EVALUATING, 30)
+    forced = if_forced(account.seen(), JOB.terms)
+    assert forced is not None
+    assert (forced.reason, forced.failed) == (Reason.BUDGET_ENFORCED, True)
 
 
 def test_one_that_has_stopped_in_order_and_has_no_budget_left_has_not_failed(account):

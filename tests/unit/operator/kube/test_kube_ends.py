@@ -666,7 +666,9 @@ def test_a_completed_worker_of_a_program_stays_completed_when_the_job_waits_agai
         terms = replace(JOB.terms, program=program)
         waiting = after(state, Requeue(job=JOB.key, reason=Reason.SUSPENDED), terms, NOW, SETTINGS.timing)
         assert waiting.completed_workers == completed
-        assert waiting.needed(terms).min_replicas == 2 - len(completed)
+        needed = waiting.needed(terms)
+        assert (needed.min_replicas, needed.max_replicas) == (2 - len(completed), terms.max_replicas - len(completed))
+    assert state.completed(replace(JOB.terms, min_replicas=1)) == (), "it is none of the base any more"
 
 
 def test_a_worker_on_a_lost_node_is_replaced_and_the_leader_stays():

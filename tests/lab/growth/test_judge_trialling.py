@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from espalier_agent.policies.policy import open_policy
@@ -15,7 +16,7 @@ from espalier_lab.growth.corpus.families import FREE
 from espalier_lab.growth.judge.case import CaseFile
 from espalier_lab.growth.judge.case_run import CaseRun
 from espalier_lab.growth.judge.deciding import Setting, decided
-from espalier_lab.growth.judge.trialling import Proposal, confirmation, raced, tried
+from espalier_lab.growth.judge.trialling import Decided, Proposal, confirmation, decided_by, raced, tried
 from espalier_trainer.trials.rules import best
 
 NOTHING = Action.nothing()
@@ -50,6 +51,25 @@ def test_one_gpu_tries_the_most_promising_growth_and_four_race() -> None:
     assert best(race, Trials.RACE, said.gains, said.scale).action == str(SECOND)
 
 
+def test_auto_finds_out_what_is_unsure_and_follows_advice_that_is_sure() -> None:
+    unsure = Proposal(NOTHING, (FIRST, SECOND))
+    assert decided_by(Trials.AUTO, unsure, MOMENT) == decided_by(Trials.RACE, unsure, MOMENT)
+    assert decided_by(Trials.AUTO, unsure, MOMENT).action == SECOND
+    bad = {str(action): ExpectedGain(mean=-0.2, low=-0.2, high=-0.2) for action in (FIRST, SECOND)}
+    assert decided_by(Trials.AUTO, Proposal(NOTHING, (FIRST, SECOND), bad), MOMENT) == Decided(NOTHING)
+    good = {str(FIRST): ExpectedGain(mean=0.2, low=0.2, high=0.2)}
+    assert decided_by(Trials.AUTO, Proposal(FIRST, (FIRST,), good), MOMENT) == Decided(FIRST)
+    assert decided_by(Trials.AUTO, Proposal(FIRST, (), {}, known=False), MOMENT) == Decided(NOTHING)
+    assert decided_by(Trials.OFF, Proposal(FIRST, (), {}, known=False), MOMENT) == Decided(FIRST)
+
+
+def test_a_growth_that_is_later_gains_less() -> None:
+    arms = (arm(NOTHING, 1.0), arm(FIRST, 1.0).model_copy(update={"accuracy": 0.6}))
+    moment = MOMENT.model_copy(update={"arms": arms})
+    assert Decided(FIRST).accuracy(moment) == pytest.approx(0.6)
+    assert Decided(FIRST, delay=0.2).accuracy(moment) == pytest.approx(0.58)
+
+
 def test_nothing_is_tried_where_nothing_can_grow() -> None:
     assert raced(Proposal(NOTHING), MOMENT) == confirmation(Proposal(NOTHING), MOMENT) == ()
 
@@ -64,6 +84,8 @@ def test_a_race_ends_as_the_arm_of_its_winner_and_what_a_slice_costs_is_lost() -
     assert moment.race_accuracy == accuracy[moment.race_winner]
     assert moment.confirmed is not None
     assert moment.confirmed or moment.confirm_accuracy == accuracy[NOTHING]
+    assert set(moment.lent) == {"Confirm", "Race", "Auto"}
+    assert moment.lent["Confirm"] == pytest.approx(0.16)  # two arms of a tenth of the four fifths that are left
 
 
 def test_an_arm_stands_at_the_end_of_a_race_where_it_would_stand_without_one() -> None:

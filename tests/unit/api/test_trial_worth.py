@@ -22,7 +22,7 @@ ROUNDED = 1e-4
 
 
 def worth(growths: list[Belief], error: float, lent: float = 0.0, delay: float = 0.0) -> TrialWorth:
-    return trial_worth(Trials.RACE, growths, Task.CLASSIFICATION, error, lent=lent, delay=delay)
+    return trial_worth(Trials.RACE, 1, growths, Task.CLASSIFICATION, error, lent=lent, delay=delay)
 
 
 @given(beliefs, errors)
@@ -69,5 +69,5 @@ def test_the_best_that_is_expected_is_the_mean_over_draws(growths):
 def test_a_race_of_a_growth_that_nobody_knows_pays_and_one_that_is_bad_for_sure_does_not(task):
     error, spread = EVIDENCE[task][Trials.RACE].deviation, SPREAD[task]
     options = {"lent": SHARES[Trials.RACE], "delay": 0.0}
-    assert trial_worth(Trials.RACE, [Belief.of(None, task)], task, error, **options).pays
-    assert not trial_worth(Trials.RACE, [Belief(-3 * spread, spread)], task, error, **options).pays
+    assert trial_worth(Trials.RACE, 1, [Belief.of(None, task)], task, error, **options).pays
+    assert not trial_worth(Trials.RACE, 1, [Belief(-3 * spread, spread)], task, error, **options).pays

@@ -487,9 +487,10 @@ def test_the_worth_of_a_trial_is_that_of_arms_which_the_workers_can_try(found, t
         return
     assert workers
     assert confirms or best.kind is Trials.RACE
-    tried = rules.arms(best.kind, growths, workers, base=base if races else 0)
+    assert best.workers <= workers
+    tried = rules.arms(best.kind, growths, best.workers, base=base if races else 0)
     assert rules.keeps_winner(best.kind, tried) == (best.kind is Trials.RACE)
-    assert 0 < best.cost <= 0.1 * SPREAD[task] * workers * SHARES[best.kind] * 2
+    assert 0 < best.cost <= 0.1 * SPREAD[task] * best.workers * SHARES[best.kind] * 2
 
 
 @given(st.sampled_from([Trials.CONFIRM, Trials.RACE]), st.integers(1, 9))

@@ -38,6 +38,8 @@ class TrialWorth:
     """The worth of a trial, in the task's measure."""
 
     kind: Trials
+    workers: int
+    """Number of extra workers on it."""
     information: float
     """Expected gain of deciding after the trial instead of now, less what is lost by growing later; may be negative."""
     cost: float
@@ -49,11 +51,12 @@ class TrialWorth:
         return self.information > self.cost
 
     def __str__(self) -> str:
-        return f"a trial ({self.kind}) is worth {self.information:.2g} and costs {self.cost:.2g}"
+        on = f"{self.kind}, extra workers: {self.workers}"
+        return f"a trial ({on}) is worth {self.information:.2g} and costs {self.cost:.2g}"
 
 
 def trial_worth(
-    kind: Trials, growths: Sequence[Belief], task: Task, error: float, *, lent: float, delay: float
+    kind: Trials, workers: int, growths: Sequence[Belief], task: Task, error: float, *, lent: float, delay: float
 ) -> TrialWorth:
     """Return the worth of a trial of some growths, whose gains it shows with a standard deviation of `error`.
 
@@ -62,7 +65,7 @@ def trial_worth(
     """
     after = expected_best([(each.mean, preposterior(each.deviation, error)) for each in growths])
     now = max((0.0, *(each.mean for each in growths)))
-    return TrialWorth(kind, (1 - delay) * after - now, PRICE * SPREAD[task] * lent)
+    return TrialWorth(kind, workers, (1 - delay) * after - now, PRICE * SPREAD[task] * lent)
 
 
 def preposterior(prior: float, error: float) -> float:

@@ -85,7 +85,7 @@ class Trials(StrEnum):
     two; the other workers train with the base again. A single extra worker races the best growth against a base of one
     worker; with a larger base, it works as `Confirm`."""
     AUTO = "Auto"
-    """`Confirm` or `Race`, whichever is worth more, exactly when finding out is worth more than it costs: by what the
+    """`Confirm` or `Race`, on as many workers as is worth most, exactly when finding out is worth its cost: by what the
     policy expects and how sure it is, by what a trial shows, and by the time of the lent workers. Otherwise the advice
     decides. Where the policy has not learned from such a model and nothing is tried, the model stays as it is, with the
     result `Unknown`."""

@@ -317,6 +317,16 @@ class Familiarity(Record):
     """What is outside, in words: `task LanguageModel`, or `log parameters 21.3, learned from 6.1 to 17.2`."""
 
 
+def familiarity_by(said: Familiarity | None, task: Task, states_gains: bool) -> Familiarity | None:
+    """Return what a policy says of its familiarity with a request.
+
+    One that states gains, and cannot tell, has learned from classifiers alone: its gains are accuracies.
+    """
+    if said is None and states_gains and task is not Task.CLASSIFICATION:
+        return Familiarity(known=False, outside=(f"task {task}",))
+    return said
+
+
 class AdviceResponse(Record):
     """The answer to one consultation."""
 

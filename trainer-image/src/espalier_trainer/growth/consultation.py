@@ -19,7 +19,7 @@ from espalier_core.estimates.trial_worth import TrialWorth
 from espalier_core.growth import operation
 from espalier_core.growth.architecture import Architecture, GrowthError
 from espalier_core.growth.block import ADD_BLOCK
-from espalier_core.types.advice import Action, AdviceRequest, Familiarity, offered
+from espalier_core.types.advice import Action, AdviceRequest, familiarity_by, offered
 from espalier_core.types.advice import Progress as AdviceProgress
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob, Insertion, Trials
@@ -181,11 +181,9 @@ class Adapter:
             MIN_CONSULTATION_WALL_SECONDS, min(spec.decision_timeout_seconds, self.scheduler.wall_time_left())
         )
         decision = self.advisor.advise(request, patience)
-        if decision.gains and decision.familiarity is None and request.task is not Task.CLASSIFICATION:
-            # A policy that cannot tell has learned from classifiers alone: its gains are accuracies.
-            decision = replace(decision, familiarity=Familiarity(known=False, outside=(f"task {request.task}",)))
-        if decision.familiarity is not None and not decision.familiarity.known:
-            decision = replace(decision, gains={})
+        familiarity = familiarity_by(decision.familiarity, request.task, bool(decision.gains))
+        known = familiarity is None or familiarity.known
+        decision = replace(decision, familiarity=familiarity, gains=decision.gains if known else {})
         scale = LossScale.of(request.task, progress.metrics)
         return Advised(decision, request.actions(), used, allocation, self.clock() - began, scale)
 

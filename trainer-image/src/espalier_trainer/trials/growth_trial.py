@@ -206,11 +206,13 @@ def begun(
     asked: Advised, network: Network, now: TrialConditions, clock: Callable[[], float] = time.monotonic
 ) -> GrowthTrial | None:
     """Return the trial of advice for `network`; None where there is nothing to try, or for `Auto` no trial pays."""
-    decision, left, wanted = asked.decision, now.seconds_left, now.mode
+    decision, left, wanted, workers = asked.decision, now.seconds_left, now.mode, now.workers
     if wanted is Trials.AUTO:
-        wanted = Trials.OFF if asked.worth is None or not asked.worth.pays else asked.worth.kind
+        if asked.worth is None or not asked.worth.pays:
+            return None
+        wanted, workers = asked.worth.kind, workers[: asked.worth.workers]
     growths = rules.ranked(decision.action, asked.allowed, decision.probabilities, decision.gains)
-    tried = rules.arms(wanted, growths, len(now.workers), base=1 if now.base == 1 and now.loss is not None else 0)
+    tried = rules.arms(wanted, growths, len(workers), base=1 if now.base == 1 and now.loss is not None else 0)
     if not tried or left <= 0:
         return None
     keep, name = rules.keeps_winner(wanted, tried), uuid.uuid4().hex
@@ -232,7 +234,7 @@ def begun(
             budget_seconds=now.moment.budget_seconds,
             pace=now.moment.left / left,
         )
-        for worker, actions in zip(now.workers, tried, strict=False)
+        for worker, actions in zip(workers, tried, strict=False)
     }
     until = clock() + min(rules.patience(seconds, tried), rules.LATEST[mode] * left)
     trial = GrowthTrial(asked, network, orders, now.replicas, seconds, until, mode, clock)

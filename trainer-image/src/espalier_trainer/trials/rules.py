@@ -19,7 +19,7 @@ from espalier_core.estimates.gains import EVIDENCE, RACING, SHARES, Belief, Loss
 from espalier_core.estimates.trial_worth import TrialWorth, trial_worth
 from espalier_core.types.advice import Action, ExpectedGain
 from espalier_core.types.job import Trials
-from espalier_core.types.report import Arm
+from espalier_core.types.report import MAX_ARMS, Arm
 from espalier_core.types.task import Task
 from espalier_trainer.optimizers.schedules import Moment
 
@@ -96,7 +96,7 @@ def ranked(
 
 def races_base(mode: Trials, workers: int, base: int) -> bool:
     """Return whether a base of this many workers may be the arm of `Nothing`, which no extra worker tries then."""
-    return workers == 1 and mode in (Trials.RACE, Trials.AUTO) and base == 1
+    return base == 1 and (workers == 1 if mode is Trials.RACE else mode is Trials.AUTO and workers > 0)
 
 
 def arms(mode: Trials, growths: Sequence[Action], workers: int, *, base: int = 1) -> tuple[tuple[Action, ...], ...]:
@@ -141,21 +141,22 @@ def worth(
     races_base: bool = True,
     confirms: bool = True,
 ) -> TrialWorth | None:
-    """Return the worth of the best trial by `workers` extra workers beside `base` others; None where none is possible.
+    """Return the worth of the best trial by at most `workers` extra workers beside `base` others; None without any.
 
     `growths` is the result of `ranked`. `races_base`: whether the loss of a base of one worker is known. `confirms`:
     whether a short trial shows anything; it does not of growths that take time to unfold.
     """
     found = []
-    for mode in (Trials.CONFIRM, Trials.RACE):
-        tried = arms(mode, growths, workers, base=base if races_base else 0)
+    most = min(workers, len(growths) + 1, MAX_ARMS)
+    for mode, count in itertools.product((Trials.CONFIRM, Trials.RACE), range(1, most + 1)):
+        tried = arms(mode, growths, count, base=base if races_base else 0)
         keep = keeps_winner(mode, tried)
         kind = Trials.RACE if keep else Trials.CONFIRM
         if tried and (confirms or keep):
             beliefs = [Belief.of(gains.get(str(each)), task) for actions in tried for each in actions if each.grows]
             delay = 0.0 if keep else SHARES[kind] * max(map(len, tried))
             error = EVIDENCE[task][kind].deviation
-            found.append(trial_worth(kind, beliefs, task, error, lent=lent(kind, tried) / base, delay=delay))
+            found.append(trial_worth(kind, count, beliefs, task, error, lent=lent(kind, tried) / base, delay=delay))
     return max(found, key=lambda one: one.information - one.cost, default=None)
 
 

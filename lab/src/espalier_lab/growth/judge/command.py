@@ -88,7 +88,7 @@ def judge(
     """Train a model with and without each growth, and report whether growing pays and whether the advice is good.
 
     The arms train under virtual time: no growth, each growth, and growth as advised, alone and with trials on extra
-    GPUs (`Confirm` and `Race`). Regret is the test accuracy below that of the best arm, which is
+    GPUs (`Confirm`, `Race` and `Auto`). Regret is the test accuracy below that of the best arm, which is
     chosen by the same seeds.
     """
     from espalier_agent.policies.policy import PolicyError
@@ -177,4 +177,4 @@ def _arms(one: JudgedMoment) -> Table:
     return table
 
 
-_ENDS = ("advice", "confirm", "race")
+_ENDS = ("advice", "confirm", "race", "auto")

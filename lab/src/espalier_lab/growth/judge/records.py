@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 
+from pydantic import Field
+
 from espalier_core.base import Record
 from espalier_core.types.advice import Action
 from espalier_lab.growth.judge.case import JudgeCase
@@ -22,6 +24,10 @@ class TrialRecord(Record):
     confirm_accuracy: float
     race_winner: Action
     race_accuracy: float
+    auto_accuracy: float
+    """Accuracy by `Auto` with as many extra GPUs as a race."""
+    lent: dict[str, float] = Field(default_factory=dict)
+    """Time of lent GPUs by kind of trial, in budgets of one GPU."""
 
 
 class TrialsRecord(Record):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from espalier_agent.policies.policy import Policy, open_policy
 from espalier_core.estimates.gains import EVIDENCE, SHARES
+from espalier_core.estimates.trial_worth import PRICE
 from espalier_core.types.job import Trials as Manner
 from espalier_core.types.outcomes import MARKS, CaseRecord
 from espalier_lab.growth.judge.case import JudgeCase
@@ -58,7 +59,7 @@ class TrialTask:
 
     def file(self, case: JudgeCase) -> str:
         """Return the file's name."""
-        rules = (sorted(SHARES.items()), sorted(map(str, EVIDENCE.items())), RACE_GPUS, sorted(KEPT.items()))
+        rules = (sorted(SHARES.items()), sorted(map(str, EVIDENCE.items())), RACE_GPUS, sorted(KEPT.items()), PRICE)
         return key_of(case, self.arms.seed, "trials", self.version, *self.setting.facts(), rules)
 
     def record(self) -> type[TrialsRecord]:

@@ -1,8 +1,8 @@
-"""Results of a policy's advice at the moments of one case and seed, alone, with `Confirm` and with `Race`.
+"""Results of a policy's advice at the moments of one case and seed, alone and with trials: `Confirm`, `Race`, `Auto`.
 
 The rules on arms, durations and winners are the trainer's (`espalier_trainer.trials.rules`). The base continues to
-train meanwhile; `Confirm` has one extra GPU, which tries its arms in turn, and `Race` `RACE_GPUS`. An arm of a race
-trains as it does without one, so the winner ends as its arm does.
+train meanwhile; `Confirm` has one extra GPU, which tries its arms in turn, `Race` and `Auto` have `RACE_GPUS`. An
+arm of a race trains as it does without one, so the winner ends as its arm does.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from espalier_agent.policies.advice import decide
+from espalier_agent.policies.advice import answer_of, decide
 from espalier_agent.policies.policy import Policy
 from espalier_core.estimates.gains import ACCURACY_SCALE, SHARES, LossScale
-from espalier_core.types.advice import Action, ExpectedGain
+from espalier_core.types.advice import Action, ExpectedGain, familiarity_by
 from espalier_core.types.job import Trials
 from espalier_core.types.outcomes import MARKS, ArmRecord, CaseRecord, MomentRecord
 from espalier_core.types.report import Arm, Slice
@@ -22,10 +22,11 @@ from espalier_lab.growth.judge.case import JudgeCase
 from espalier_lab.growth.judge.case_run import CaseRun
 from espalier_lab.growth.judge.deciding import Setting
 from espalier_lab.growth.judge.records import TrialRecord, TrialsRecord, rounded
-from espalier_trainer.trials.rules import arms, behind, best, ranked, slices
+from espalier_trainer.trials.rules import arms, behind, best, keeps_winner, lent, ranked, slices, worth
 
 RACE_GPUS: Final = 4
 """Extra GPUs of a race: three growths and nothing."""
+TRIED: Final = (Trials.CONFIRM, Trials.RACE, Trials.AUTO)
 _DO_NOTHING: Final = Action.nothing()
 _NOTHING: Final = str(Action.nothing())
 
@@ -40,6 +41,8 @@ class Proposal:
     gains: Mapping[str, ExpectedGain] = field(default_factory=dict)
     """Expected gains by the action's text."""
     scale: LossScale = ACCURACY_SCALE
+    known: bool = True
+    """Whether the policy knows such models; if not, it states no gains."""
 
 
 def proposal(policy: Policy, record: CaseRecord, moment: MomentRecord) -> Proposal:
@@ -52,7 +55,10 @@ def proposal(policy: Policy, record: CaseRecord, moment: MomentRecord) -> Propos
     gains = {str(entry.action): entry.gain for entry in decision.probabilities if entry.gain is not None}
     allowed = tuple(entry.action for entry in decision.probabilities)
     scale = LossScale.of(record.task, {each.name: each.value for each in request.progress.metrics})
-    return Proposal(decision.action, ranked(decision.action, allowed, given, gains), gains, scale)
+    familiarity = familiarity_by(answer_of(policy, decision, "judge").familiarity, record.task, bool(gains))
+    known = familiarity is None or familiarity.known
+    gains = gains if known else {}
+    return Proposal(decision.action, ranked(decision.action, allowed, given, gains), gains, scale, known)
 
 
 def tried(case: JudgeCase, record: CaseRecord, setting: Setting, policy: Policy) -> TrialsRecord:
@@ -62,23 +68,64 @@ def tried(case: JudgeCase, record: CaseRecord, setting: Setting, policy: Policy)
     for moment in record.moments:
         proposed = proposal(policy, record, moment)
         outcome = {str(arm.action): arm.accuracy for arm in moment.every}
-        confirmed = best(confirmation(proposed, moment), Trials.CONFIRM, proposed.gains, proposed.scale)
-        confirm = outcome[_NOTHING]
-        if confirmed is not None and confirmed.action != _NOTHING:
-            run = run or CaseRun.begin(case, record.seed, setting.operations)
-            run.advance(moment.share * run.budget)
-            confirm = _late(run, proposed.growths[0])
+        # `Confirm` with one extra GPU.
+        ways = {mode: decided_by(mode, proposed, moment, 1 if mode is Trials.CONFIRM else RACE_GPUS) for mode in TRIED}
+        ends = {}
+        for mode, way in ways.items():
+            ends[mode] = outcome[str(way.action)]
+            if way.delay > 0:
+                run = run or CaseRun.begin(case, record.seed, setting.operations)
+                run.advance(moment.share * run.budget)
+                ends[mode] = _late(run, way)
+        confirmed = None if not ways[Trials.CONFIRM].lent else ways[Trials.CONFIRM].action.grows
         moments.append(
             TrialRecord(
                 share=moment.share,
                 advice=proposed.action,
-                confirmed=None if confirmed is None else confirmed.action != _NOTHING,
-                confirm_accuracy=confirm,
-                race_winner=(winner := race_winner(proposed, moment)),
-                race_accuracy=outcome[str(winner)],
+                confirmed=confirmed,
+                confirm_accuracy=ends[Trials.CONFIRM],
+                race_winner=ways[Trials.RACE].action,
+                race_accuracy=ends[Trials.RACE],
+                auto_accuracy=ends[Trials.AUTO],
+                lent={str(mode): rounded((1 - moment.share) * way.lent) for mode, way in ways.items()},
             )
         )
     return TrialsRecord(case=case.name, seed=record.seed, policy=version_of(policy), moments=tuple(moments))
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision at a moment, and what it took."""
+
+    action: Action
+    lent: float = 0.0
+    """Time of lent workers, in that of one for the remaining time."""
+    delay: float = 0.0
+    """Share of the remaining time by which a growth is later."""
+
+    def accuracy(self, moment: MomentRecord) -> float:
+        """Return the accuracy at the end; what is later is taken to gain less by that share."""
+        ends = {str(arm.action): arm.accuracy for arm in moment.every}
+        return (1 - self.delay) * ends[str(self.action)] + self.delay * ends[_NOTHING]
+
+
+def decided_by(mode: Trials, proposed: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> Decided:
+    """Return the decision with `gpus` extra GPUs by a kind of trial, from the losses of arms."""
+    alone = Decided(proposed.action if proposed.known or mode is not Trials.AUTO else _DO_NOTHING)
+    if mode is Trials.AUTO:
+        found = worth(proposed.growths, proposed.gains, proposed.scale.task, gpus)
+        if found is None or not found.pays:
+            return alone
+        mode, gpus = found.kind, found.workers
+    wanted = arms(mode, proposed.growths, gpus)
+    if not wanted:
+        return alone
+    if keeps_winner(mode, wanted):
+        return Decided(race_winner(proposed, moment, gpus), lent(mode, wanted))
+    delay = SHARES[Trials.CONFIRM] * max(map(len, wanted))
+    won = best(confirmation(proposed, moment), Trials.CONFIRM, proposed.gains, proposed.scale)
+    grows = won is not None and won.action != _NOTHING
+    return Decided(proposed.growths[0] if grows else _DO_NOTHING, lent(Trials.CONFIRM, wanted), delay if grows else 0.0)
 
 
 def confirmation(proposed: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
@@ -116,11 +163,11 @@ def _run(arm: ArmRecord, shares: tuple[float, ...]) -> Arm:
     return Arm(action=str(arm.action), loss=losses[shares[-1]], slices=ends)
 
 
-def _late(run: CaseRun, action: Action) -> float:
-    """Return the final accuracy of a growth after both arms of `Confirm` have been tried in turn."""
+def _late(run: CaseRun, way: Decided) -> float:
+    """Return the final accuracy of a growth after its trial."""
     late = run.restarted()
-    late.advance(run.used + 2 * SHARES[Trials.CONFIRM] * (run.budget - run.used))
-    return rounded(late.grown(action).finish().accuracy)
+    late.advance(run.used + way.delay * (run.budget - run.used))
+    return rounded(late.grown(way.action).finish().accuracy)
 
 
 def version_of(policy: Policy) -> str:

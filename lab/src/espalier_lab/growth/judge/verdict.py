@@ -40,7 +40,7 @@ class JudgedMoment:
     """Accuracy of each seed, by action."""
     advised: Mapping[str, tuple[float, ...]]
     """Accuracy of each seed, by advisor. None: never grow; first: always the first growth that the model offers;
-    advice: the policy alone; confirm and race: with trials."""
+    advice: the policy alone; confirm, race and auto: with trials."""
 
     @property
     def best(self) -> str:
@@ -89,8 +89,8 @@ class JudgeVerdict:
         }
 
 
-Rule = Callable[[CaseRecord, MomentRecord], Action]
-"""An advisor without trials: returns its action at a moment."""
+Rule = Callable[[CaseRecord, MomentRecord], Action | float]
+"""An advisor that needs no training: returns its action at a moment, or the accuracy that it reaches."""
 
 
 def decisions_of(
@@ -98,7 +98,7 @@ def decisions_of(
 ) -> tuple[JudgedMoment, ...]:
     """Gather the seeds of each case and moment.
 
-    The advisors are none, first and those of `rules`, and with trials of all seeds also advice, confirm and race.
+    The advisors are none, first and those of `rules`, and with trials of all seeds also advice, confirm, race and auto.
     """
     tried = {(one.case, one.seed): one for one in trials}
     found = []
@@ -115,8 +115,10 @@ def decisions_of(
                 "first": tuple(one[common[1] if len(common) > 1 else _NOTHING] for one in outcomes),
             }
             for name, rule in rules.items():
+                said = [rule(record, one) for record, one in zip(seeds, moments, strict=True)]
                 advised[name] = tuple(
-                    one[str(rule(record, record.moments[place]))] for one, record in zip(outcomes, seeds, strict=True)
+                    one[str(each)] if isinstance(each, Action) else each
+                    for one, each in zip(outcomes, said, strict=True)
                 )
             if len(pairs) == len(seeds):
                 for name, read in _TRIED.items():
@@ -138,6 +140,7 @@ _TRIED: Final[dict[str, Callable[[dict[str, float], TrialRecord], float]]] = {
     "advice": lambda outcomes, trial: outcomes[str(trial.advice)],
     "confirm": lambda outcomes, trial: trial.confirm_accuracy,
     "race": lambda outcomes, trial: trial.race_accuracy,
+    "auto": lambda outcomes, trial: trial.auto_accuracy,
 }
 
 

@@ -31,7 +31,6 @@ from tools import tool
 
 pytestmark = [pytest.mark.without_agent, pytest.mark.disturbs(operator=True)]
 _NAMESPACE = "kueue-system"
-_MANAGER = "deployment/kueue-controller-manager"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 Queue = Callable[..., str]
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from espalier_cli.agent_command import agent
 
 MODELS = Path(__file__).parent / "models.py"
-KEYS = {"none", "first", "advice", "confirm", "race"}
+KEYS = {"none", "first", "advice", "confirm", "race", "auto"}
 
 
 def judge(*arguments: str) -> tuple[int, str, str]:
@@ -25,7 +25,7 @@ def test_the_document_and_that_it_goes_on_from_what_is_done(tmp_path: Path) -> N
     code, text, problem = judge(*command)
     assert code == 0, problem
     found = json.loads(text)
-    assert set(found) == {"cases", "families", "regret", "worseThanNone", "interval"}
+    assert set(found) == {"cases", "families", "measures", "regret", "worseThanNone", "interval"}
     assert (found["cases"], found["families"]) == (4, 4)
     assert set(found["regret"]) == set(found["worseThanNone"]) == set(found["interval"]) == KEYS
     assert all(low <= found["regret"][name] <= high for name, (low, high) in found["interval"].items())
@@ -53,8 +53,47 @@ def test_one_model_as_a_job_names_it(tmp_path: Path) -> None:
     command = ("--model", "digits", "--dataset", "digits", "--budget", "3", "--seeds", "2", "--parallel", "1")
     code, text, problem = judge(*command, "--moments", "50%", "--most", "2", "--work-dir", str(tmp_path))
     assert code == 0, problem
-    assert "Growing" in text.splitlines()[-1]
+    assert "rowing" in text.splitlines()[-1]
     assert "Deepen(block0)" in text
+
+
+LANGUAGE = """
+import sys
+import torch
+from torch import nn
+sys.path.append({folder!r})
+import models
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+
+    def forward(self, x):
+        return x + self.body(x)
+
+def made(seed):
+    return nn.Sequential(nn.Embedding(5, 6), Block(), Block(), nn.Linear(6, 5))
+
+def cases():
+    *_, tokens, values = models.cases()
+    yield tokens | {{"task": "LanguageModel", "charactersPerToken": 2, "module": made}}
+    yield from [values][:{others}]
+"""
+
+
+def test_language_models_are_judged_end_to_end_and_alone(tmp_path: Path) -> None:
+    file = tmp_path / "language.py"
+    file.write_text(LANGUAGE.format(folder=str(MODELS.parent), others=0))
+    command = ("--models", str(file), "--seeds", "2", "--parallel", "1", "--moments", "50%", "--most", "2")
+    code, text, problem = judge(*command, "--insertions", "Exact,Unfold", "--work-dir", str(tmp_path / "w"))
+    assert code == 0, problem
+    assert "test bits per character" in text
+    assert "AddBlock(1, Unfold)" in text
+    file.write_text(LANGUAGE.format(folder=str(MODELS.parent), others=1))
+    code, _, problem = judge(*command, "--work-dir", str(tmp_path / "w"))
+    assert code == 2, problem
+    assert "put language models into a file of their own" in problem
 
 
 CASE = "{'name': 'one', 'family': 'f', 'module': make, 'train': data, 'validation': data, 'test': data, " + (
@@ -152,4 +191,5 @@ def test_what_does_not_go_together() -> None:
     assert "must end with .png or .svg" in judge("--models", str(MODELS), "--picture", "judge.foo")[2]
     assert "--dataset and --budget" in judge("--model", "digits")[2]
     assert "is not a growth operation" in judge("--models", str(MODELS), "--actions", "Shrink")[2]
+    assert "is not a way to insert whole blocks" in judge("--models", str(MODELS), "--insertions", "Fast")[2]
     assert "is not a share of the budget" in judge("--models", str(MODELS), "--moments", "120%")[2]

@@ -13,6 +13,7 @@ import click
 
 from espalier_cli.errors import InputError
 from espalier_core.growth.block import ADD_BLOCK
+from espalier_core.growth.deepen import DEEPEN
 from espalier_core.growth.widen import WIDEN
 from espalier_lab.growth.progress_line import ProgressLine
 
@@ -33,6 +34,9 @@ class Way(StrEnum):
     """The model has never grown, and may add only whole blocks: exact, scaled, or unfolding."""
     EVERY = "every"
     """As `PLAIN`, and whole blocks are also inserted scaled and unfolding."""
+    WIDENED = "widened"
+    """The model has never grown, and may only widen. Where blocks may be added, those of a run must stay equal, so that
+    channels within one are not widened, such as those of the MLPs of transformers."""
 
 
 _USUAL: Final = (Way.PLAIN, Way.GROWN, Way.FASTER)
@@ -143,6 +147,7 @@ def _settings(options: CorpusOptions) -> list[Setting]:
         Way.FASTER: replace(plain, speed=options.speed),
         Way.INSERTED: replace(plain, inserted=inexact, only=ADD_BLOCK.name),
         Way.EVERY: replace(plain, inserted=inexact),
+        Way.WIDENED: replace(plain, operations=(DEEPEN.name, WIDEN.name), only=WIDEN.name),
     }
     return [known[way] for way in options.chosen()]
 

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from espalier_core.types.job import OptimizerSpec
+from espalier_core.types.task import Task
 from espalier_lab.growth.corpus.designs import BODIES, SIZES, Design, built, drawn
 from espalier_lab.growth.corpus.free import free_model, free_steps
-from espalier_lab.growth.corpus.inputs import KINDS, inputs_of
+from espalier_lab.growth.corpus.inputs import KINDS, NUMBERS, inputs_of
 from espalier_lab.growth.corpus.language import LANGUAGE, LANGUAGE_UNSEEN, LanguageFamilies
 from espalier_lab.growth.judge.case import JudgeCase
 
@@ -31,6 +32,8 @@ class Families:
     seed: int
     counts: tuple[tuple[str, int], ...]
     """Families by kind of input."""
+    task: Task = Task.CLASSIFICATION
+    """Or regression, in which each family has one data set, and a name that no other task's family has."""
 
     def designs(self) -> tuple[Design, ...]:
         """Draw the designs; the kinds of input take turns, so that a part of the designs is a mix, too."""
@@ -47,12 +50,13 @@ class Families:
 
     def __call__(self) -> tuple[JudgeCase, ...]:
         """Return the cases: each family with the data sets of its kind, the first ones of all families first."""
-        designs = self.designs()
+        numbers = self.task is Task.REGRESSION
+        sets, prefix = (NUMBERS, f"{self.name}-") if numbers else (KINDS, "")
         return tuple(
-            case_of(design, place, data_set, self.seed)
-            for turn in range(DATA_SETS)
-            for place, design in enumerate(designs)
-            for data_set in [_data_set(design, place, turn)]
+            case_of(design, f"{prefix}{place:03}", names[(place + turn) % len(names)], self.seed, self.task)
+            for turn in range(1 if numbers else DATA_SETS)
+            for place, design in enumerate(self.designs())
+            for names in [sets[design.kind]]
         )
 
 
@@ -102,17 +106,12 @@ def _free_module(kind: str, choices: int, data_set: str, data_seed: int, seed: i
     return free_model(kind, choices, inputs_of(data_set, data_seed))
 
 
-def _data_set(design: Design, place: int, turn: int) -> str:
-    names = KINDS[design.kind]
-    return names[(place + turn) % len(names)]
-
-
-def case_of(design: Design, place: int, data_set: str, seed: int) -> JudgeCase:
-    """Return the case of a design and a data set."""
+def case_of(design: Design, place: str, data_set: str, seed: int, task: Task) -> JudgeCase:
+    """Return the case of a design and a data set; its name begins with `place`."""
     inputs = inputs_of(data_set, seed)
     return JudgeCase(
-        name=f"{place:03}-{design.name}-{data_set}",
-        family=f"{place:03}-{design.name}",
+        name=f"{place}-{design.name}-{data_set}",
+        family=f"{place}-{design.name}",
         module=partial(_module, design, data_set, seed),
         train=inputs.train,
         validation=inputs.validation,
@@ -120,6 +119,7 @@ def case_of(design: Design, place: int, data_set: str, seed: int) -> JudgeCase:
         steps=design.steps,
         batch_size=BATCH_SIZE,
         optimizer=OptimizerSpec(name="Adam", learning_rate=design.learning_rate),
+        task=task,
     )
 
 
@@ -134,8 +134,15 @@ FREE: Final = FreeFamilies("free", 1807, (("image", 40), ("tokens", 24), ("table
 """Further ones with freely drawn layers."""
 UNSEEN: Final = Families("unseen", 4081, (("image", 6), ("tokens", 5), ("table", 4), ("signal", 7)))
 """The drawn part of the families that judge it: another seed, and a kind of input that it has not met."""
+REGRESSION: Final = Families("regression", 5050, (("image", 5), ("tokens", 4), ("table", 5)), Task.REGRESSION)
+"""Families that learn numbers. Signals are absent here, too."""
+REGRESSION_UNSEEN: Final = Families(
+    "regression-unseen", 5150, (("image", 2), ("tokens", 2), ("table", 2), ("signal", 2)), Task.REGRESSION
+)
+"""Families that judge a policy of them."""
 SETS: Final[dict[str, Families | FreeFamilies | LanguageFamilies]] = {
-    families.name: families for families in (LEARNING, FREE, UNSEEN, LANGUAGE, LANGUAGE_UNSEEN)
+    families.name: families
+    for families in (LEARNING, FREE, UNSEEN, LANGUAGE, LANGUAGE_UNSEEN, REGRESSION, REGRESSION_UNSEEN)
 }
 
 

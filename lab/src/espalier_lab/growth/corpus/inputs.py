@@ -41,6 +41,7 @@ class DataSet:
     kind: str
     """`image`: [1, side, side]. `tokens`: [context] integers. `table`: [features]. `signal`: [channels, length]."""
     classes: int
+    """Outputs of a model: classes, or numbers of a regression."""
     vocabulary: int
     """Number of tokens; 0 for other kinds."""
     channels: int
@@ -52,11 +53,20 @@ class DataSet:
     test: JudgeSplit
 
 
-def _made(name: str, kind: str, inputs: npt.NDArray[np.generic], targets: Integers, vocabulary: int = 0) -> DataSet:
+def _made(
+    name: str,
+    kind: str,
+    inputs: npt.NDArray[np.generic],
+    targets: Integers | npt.NDArray[np.floating],
+    vocabulary: int = 0,
+) -> DataSet:
+    numbers = targets.dtype.kind == "f"
+    if numbers:  # [N, numbers], each of about the same spread
+        targets = ((targets - targets[:TRAIN].mean(0)) / targets[:TRAIN].std(0)).astype(np.float32)
     whole, wanted = torch.from_numpy(inputs), torch.from_numpy(targets)
     ends = (0, TRAIN, TRAIN + VALIDATION, TRAIN + VALIDATION + TEST)
     splits = [JudgeSplit(whole[a:b], wanted[a:b]) for a, b in pairwise(ends)]
-    classes = int(targets.max()) + 1
+    classes = targets.shape[1] if numbers else int(targets.max()) + 1
     tokens = kind == "tokens"
     channels = 1 if tokens else inputs.shape[1]
     return DataSet(name, kind, classes, vocabulary, channels, inputs.shape[-1] if kind != "table" else 1, *splits)
@@ -187,6 +197,60 @@ def _events(chance: np.random.Generator) -> DataSet:
     return _made("events", "signal", signals, kinds.astype(np.int64))
 
 
+def _field(chance: np.random.Generator) -> DataSet:
+    """A table whose two numbers come from a random network with two hidden layers, with noise."""
+    inputs = chance.normal(0, 1, (_ALL, FEATURES)).astype(np.float32)
+    hidden = np.tanh(inputs @ chance.normal(0, 0.6, (FEATURES, 16)))
+    hidden = np.tanh(hidden @ chance.normal(0, 0.7, (16, 16)))
+    numbers = hidden @ chance.normal(0, 1, (16, 2))
+    return _made("field", "table", inputs, numbers + chance.normal(0, 0.1, numbers.shape))
+
+
+def _waves(chance: np.random.Generator) -> DataSet:
+    """A table whose number is a sum of products and waves of its columns."""
+    inputs = chance.normal(0, 1, (_ALL, FEATURES)).astype(np.float32)
+    number = inputs[:, 0] * inputs[:, 1] + np.sin(2 * inputs[:, 2]) + 0.3 * inputs[:, 3]
+    return _made("waves", "table", inputs, number[:, None] + chance.normal(0, 0.1, (_ALL, 1)))
+
+
+def _spot(chance: np.random.Generator) -> DataSet:
+    """Place and size of a bright spot, beside a dark one."""
+    places, along = chance.uniform(2, SIDE - 3, (2, _ALL, 2, 1)), np.arange(SIDE)
+    sizes = chance.uniform(0.8, 2, (2, _ALL, 1))
+    ys, xs = (np.exp(-(((along - places[:, :, axis]) / sizes) ** 2)) for axis in (0, 1))
+    spots = ys[..., :, None] * xs[..., None, :]
+    images = (spots[0] - spots[1] + chance.normal(0, 0.2, (_ALL, SIDE, SIDE))).astype(np.float32)
+    return _made("spot", "image", images[:, None], np.concatenate([places[0, :, :, 0], sizes[0]], 1))
+
+
+def _area(chance: np.random.Generator) -> DataSet:
+    """The area of a rectangle's intersection with another one, both drawn as outlines."""
+    images = chance.normal(0, 0.1, (_ALL, 1, SIDE, SIDE)).astype(np.float32)
+    areas = np.zeros((_ALL, 1))
+    for place in range(_ALL):
+        corners = chance.integers(0, SIDE - 4, (2, 2))
+        ends = corners + chance.integers(3, 5, (2, 2))
+        for (y, x), (below, right) in zip(corners, ends, strict=True):
+            images[place, 0, [y, below], x : right + 1] = 1
+            images[place, 0, y : below + 1, [x, right]] = 1
+        areas[place] = np.prod(np.maximum(0, ends.min(0) - corners.max(0)) + 1)
+    return _made("area", "image", images, areas)
+
+
+def _total(chance: np.random.Generator) -> DataSet:
+    """The sum of the tokens since the last marker."""
+    inputs = np.where(chance.random((_ALL, CONTEXT)) < 0.15, 0, chance.integers(1, 8, (_ALL, CONTEXT)))
+    since = np.cumsum((inputs == 0)[:, ::-1], 1)[:, ::-1] == 0
+    return _made("total", "tokens", inputs.astype(np.int64), (inputs * since).sum(1, keepdims=True) * 1.0, 8)
+
+
+def _pitch(chance: np.random.Generator) -> DataSet:
+    """Pitch and loudness of a tone in noise."""
+    pitch, loud, phase = (chance.uniform(low, high, (_ALL, 1)) for low, high in ((0.2, 1.4), (0.5, 2), (0, 6.3)))
+    waves = loud * np.sin(np.arange(LENGTH) * pitch + phase) + chance.normal(0, 0.5, (_ALL, LENGTH))
+    return _made("pitch", "signal", waves[:, None].astype(np.float32), np.concatenate([pitch, loud], 1))
+
+
 MAKERS: Final[dict[str, Callable[[np.random.Generator], DataSet]]] = {
     "digits": _digits,
     "shapes": _shapes,
@@ -197,6 +261,12 @@ MAKERS: Final[dict[str, Callable[[np.random.Generator], DataSet]]] = {
     "products": _products,
     "tones": _tones,
     "events": _events,
+    "field": _field,
+    "waves": _waves,
+    "spot": _spot,
+    "area": _area,
+    "total": _total,
+    "pitch": _pitch,
 }
 KINDS: Final = {
     "image": ("digits", "shapes"),
@@ -204,6 +274,8 @@ KINDS: Final = {
     "table": ("teacher", "products"),
     "signal": ("tones", "events"),
 }
+NUMBERS: Final = {"image": ("spot", "area"), "tokens": ("total",), "table": ("field", "waves"), "signal": ("pitch",)}
+"""Data sets of regressions by kind of input."""
 
 
 @cache

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from espalier_lab.growth.judge.case import JudgeSplit
-from espalier_trainer.data.text import by_position, tokenizer_of
+from espalier_trainer.data.text import Tokenizer, by_position, tokenizer_of
 
 _CHARACTERS: Final = 600_000
 """At most, of a text."""
@@ -143,12 +143,17 @@ def windows_of(text: str, tokenizer: str, vocabulary: int, context: int, seed: i
     `tokenizer` is one of `characters`, `bytes` and `bpe`. Raises `KeyError` for an unknown text.
     """
     whole = TEXTS[text](random.Random(f"{seed}/{text}"))[:_CHARACTERS]
-    parts = by_position(whole)
-    encoder = tokenizer_of(tokenizer, vocabulary, parts[0])
+    return cut(whole, lambda part: tokenizer_of(tokenizer, vocabulary, part), context)
+
+
+def cut(text: str, tokenizer: Callable[[str], Tokenizer], context: int) -> TokenWindows:
+    """Return a text as windows; `tokenizer` returns the one for the text's training part."""
+    parts = by_position(text)
+    encoder = tokenizer(parts[0])
     most = (None, _EVALUATED, _EVALUATED)
     encoded = [encoder.encode(part) for part in parts]
     train, validation, test = (_split(tokens[:count], context) for tokens, count in zip(encoded, most, strict=True))
-    return TokenWindows(train, validation, test, encoder.size, len(whole) / sum(map(len, encoded)))
+    return TokenWindows(train, validation, test, encoder.size, len(text) / sum(map(len, encoded)))
 
 
 def _split(tokens: np.ndarray[tuple[int], np.dtype[np.int64]], context: int) -> JudgeSplit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from espalier_cli.errors import InputError
 from espalier_cli.options import drawing, picture_option
 from espalier_cli.tables import plain_console
 from espalier_core.console import RealRange
+from espalier_core.types.job import Insertion
+from espalier_core.types.task import MEASURE_OF
 from espalier_lab.growth.judge.options import shares
 from espalier_lab.growth.progress_line import ProgressLine
 from espalier_lab.intervals import Interval
@@ -30,6 +33,16 @@ def _operations(_context: click.Context, _option: click.Parameter, text: str) ->
         if name not in operation_names():
             raise click.BadParameter(f"{name!r} is not a growth operation; known: {', '.join(operation_names())}")
     return names
+
+
+def _insertions(_context: click.Context, _option: click.Parameter, text: str) -> tuple[Insertion, ...]:
+    """Return the inexact ways; exact arms are always trained."""
+    allowed = (Insertion.EXACT, Insertion.SCALED, Insertion.UNFOLD)
+    names = [part.strip() for part in text.split(",")]
+    for name in names:
+        if name not in allowed:
+            raise click.BadParameter(f"{name!r} is not a way to insert whole blocks; known: {', '.join(allowed)}")
+    return tuple(way for way in allowed[1:] if way in names)
 
 
 @click.command()
@@ -51,6 +64,13 @@ def _operations(_context: click.Context, _option: click.Parameter, text: str) ->
 )
 @click.option(
     "--most", type=click.IntRange(min=1), default=8, show_default=True, help="Growths that are tried of each model."
+)
+@click.option(
+    "--insertions",
+    default="Exact",
+    show_default=True,
+    callback=_insertions,
+    help="How whole blocks are inserted, each way an arm: Exact,Scaled,Unfold.",
 )
 @click.option("--policy", type=click.Path(path_type=Path), help="Policy folder; default: the shipped one.")
 @click.option(
@@ -79,6 +99,7 @@ def judge(
     moments: tuple[float, ...],
     actions: tuple[str, ...],
     most: int,
+    insertions: tuple[Insertion, ...],
     policy: Path | None,
     parallel: int | None,
     work_dir: Path,
@@ -88,8 +109,8 @@ def judge(
     """Train a model with and without each growth, and report whether growing pays and whether the advice is good.
 
     The arms train under virtual time: no growth, each growth, and growth as advised, alone and with trials on extra
-    GPUs (`Confirm`, `Race` and `Auto`). Regret is the test accuracy below that of the best arm, which is
-    chosen by the same seeds.
+    GPUs (`Confirm`, `Race` and `Auto`). Regret is how far the test score (accuracy, R² or bits per character) is behind
+    that of the best arm, which is chosen by the same seeds.
     """
     from espalier_agent.policies.policy import PolicyError
     from espalier_lab.growth.judge.case import CaseError
@@ -101,9 +122,8 @@ def judge(
 
     try:
         make, digest = _cases(file, model, options, dataset, dataset_path, budget, batch_size, optimizer, learning_rate)
-        judgement = JudgeSettings(
-            make, made(make), seeds, Setting(moments, actions, most), work_dir / digest, parallel or cores(), policy
-        )
+        setting = Setting(moments, actions, most, inserted=insertions)
+        judgement = JudgeSettings(make, made(make), seeds, setting, work_dir / digest, parallel or cores(), policy)
         verdict = judgement.verdict(ProgressLine("trainings"))
     except (CaseError, TrainerError, PolicyError, OSError) as error:
         raise InputError(str(error)) from error
@@ -158,8 +178,8 @@ def _show(verdict: JudgeVerdict) -> None:
     for name in ("advisor", "regret", "95 %", "worse than none"):
         table.add_column(name, justify="left" if name == "advisor" else "right")
     for name, regret in verdict.regret.items():
-        low, high = verdict.interval[name]
-        table.add_row(name, f"{regret:.4f}", f"{low:.4f} to {high:.4f}", f"{verdict.worse[name]:.0%}")
+        within = "{:.4f} to {:.4f}".format(*verdict.interval[name]) if name in verdict.interval else "-"
+        table.add_row(name, f"{regret:.4f}", within, f"{verdict.worse[name]:.0%}")
     console.print(table)
     for (name, simple), (mean, low, high) in verdict.paired.items():
         console.print(f"{name} - {simple}: {mean:+.4f} ({low:+.4f} to {high:+.4f})")
@@ -167,12 +187,14 @@ def _show(verdict: JudgeVerdict) -> None:
 
 def _arms(one: JudgedMoment) -> Table:
     table = Table(show_edge=False, title=f"{one.case} at {one.share:.0%} of the budget", title_justify="left")
-    for name in ("arm", "test accuracy", "95 %"):
+    by = MEASURE_OF[one.task]
+    for name in ("arm", f"test {by.title}", "95 %"):
         table.add_column(name, justify="left" if name == "arm" else "right", overflow="fold")
     named = {**one.arms, **{f"{name} (ends)": values for name, values in one.advised.items() if name in _ENDS}}
     for name, values in named.items():
-        mean, low, high = Interval.of(values)
-        spread = "-" if low is None or high is None else f"{max(low, 0.0):.3f} to {min(high, 1.0):.3f}"
+        sign, most = (1, 1.0) if by.higher_is_better else (-1, math.inf)
+        mean, low, high = Interval.of([sign * value for value in values])
+        spread = "-" if low is None or high is None else f"{max(low, 0.0):.3f} to {min(high, most):.3f}"
         table.add_row(name, f"{mean:.4f}", spread)
     return table
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from espalier_agent.policies.policy import open_policy
 from espalier_core.types.outcomes import CaseRecord
+from espalier_core.types.task import Task
 from espalier_lab.growth.judge.case import CaseError, Cases, JudgeCase
 from espalier_lab.growth.judge.deciding import Setting
 from espalier_lab.growth.judge.records import TrialsRecord
@@ -35,6 +36,12 @@ class JudgeSettings:
 
     def verdict(self, watcher: Watcher) -> JudgeVerdict:
         """Train what is missing, and judge; raise `CaseError`, or `PolicyError` for an unusable policy."""
+        tasks = {case.task for case in self.cases}
+        if Task.LANGUAGE_MODEL in tasks and len(tasks) > 1:
+            raise CaseError(
+                f"the cases are of several tasks ({', '.join(sorted(tasks))}), and bits per character have no mean "
+                "with accuracy or R²; put language models into a file of their own"
+            )
         return judged(decisions_of(*self.records(watcher)))
 
     def records(self, watcher: Watcher, *, trials: bool = True) -> tuple[list[CaseRecord], list[TrialsRecord]]:

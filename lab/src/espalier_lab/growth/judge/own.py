@@ -23,7 +23,7 @@ from espalier_core.types.job import DatasetSpec, ModelSpec, OptimizerSpec
 from espalier_lab.growth.judge.case import CaseError, JudgeCase, JudgeSplit
 from espalier_lab.growth.judge.case_run import loss_of
 from espalier_trainer.data import Data, load_data
-from espalier_trainer.data.source import Source
+from espalier_trainer.data.source import Source, TokenSource
 from espalier_trainer.errors import TrainerError
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.optimizers.building import build_optimizer
@@ -64,13 +64,15 @@ class OwnModel:
             steps=max(1, self.steps),
             batch_size=min(self.batch_size, len(data.train)),
             optimizer=OptimizerSpec.model_validate({"name": self.optimizer, "learningRate": self.learning_rate}),
+            task=data.task,
+            characters_per_token=data.test.characters_per_token if isinstance(data.test, TokenSource) else 1.0,
         )
         return (case,)
 
     def _built(self, seed: int) -> nn.Module:
         data = _data(self.dataset, self.dataset_path)
         try:
-            return build_model(self._spec(), data.classes, data.example_input())
+            return build_model(self._spec(), data.classes, data.example_input(), data.task)
         except TrainerError as error:
             raise CaseError(f"--model: {error}") from error
 

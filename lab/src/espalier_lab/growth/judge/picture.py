@@ -39,13 +39,15 @@ def draw(verdict: JudgeVerdict, path: Path) -> None:
             )
     gains.axvline(0, color=GREY, lw=0.8)
     gains.set_yticks(range(len(ordered)), [f"{one.case} at {one.share:.0%}" for one in reversed(ordered)], fontsize=7)
-    gains.set_xlabel("test accuracy above the model that does not grow")
+    higher = all(measure.higher_is_better for measure in verdict.measures)
+    gains.set_xlabel(f"test {verdict.title} {'above' if higher else 'below'} that of the model that does not grow")
     gains.legend(fontsize=8, frameon=False)
     names = list(verdict.regret)
     values = [verdict.regret[name] for name in names]
+    ends = [verdict.interval.get(name, (verdict.regret[name],) * 2) for name in names]
     bars = [
-        [max(0.0, verdict.regret[name] - verdict.interval[name][0]) for name in names],
-        [max(0.0, verdict.interval[name][1] - verdict.regret[name]) for name in names],
+        [max(0.0, sign * (end[place] - value)) for end, value in zip(ends, values, strict=True)]
+        for place, sign in ((0, -1), (1, 1))
     ]
     regrets.bar(names, values, yerr=bars, color=[GREY, BROWN, GREEN, BLUE, BLUE][: len(names)], capsize=4)
     regrets.set_ylabel("mean regret")

@@ -1,9 +1,10 @@
 """The verdict from the records of all cases: regret, harm, and their uncertainty. Pure.
 
-Regret is test accuracy below the best arm of a decision (a case at a moment), both means over the seeds. The best is
-chosen by the same seeds, so a part of the regret is their luck, which no advisor can know. An advisor does harm if it
-ends more than `HARM` below doing nothing. Intervals are 95 %, by a bootstrap over families: models of a family resemble
-each other, so cases are not independent.
+Regret is the lead of the best arm of a decision (a case at a moment) over an advisor on the test split, in the measure
+of the task, both means over the seeds. The best is chosen by the same seeds, so a part of the regret is their luck,
+which no advisor can know. An advisor does harm if it ends more than `HARM` worse than doing nothing. Intervals are
+95 %, by a bootstrap over families: models of a family resemble each other, so cases are not independent. One family has
+none.
 """
 
 from __future__ import annotations
@@ -19,28 +20,30 @@ from typing import Final
 from espalier_core.estimates.gains import HARM
 from espalier_core.types.advice import Action
 from espalier_core.types.outcomes import CaseRecord, MomentRecord
-from espalier_core.types.task import Task
+from espalier_core.types.task import MEASURE_OF, Measure, Task, score_of
 from espalier_lab.growth.judge.records import TrialRecord, TrialsRecord
 from espalier_lab.intervals import Interval
 
 RESAMPLES: Final = 2000
-_HARM: Final = HARM[Task.CLASSIFICATION]
-"""Records hold the quality of each task's model as a number between 0 and 1, like an accuracy."""
 _SEED: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedMoment:
-    """One case at one moment: accuracies of arms and of advisors, means over seeds."""
+    """One case at one moment: the scores of arms and of advisors, by seed.
+
+    A score is in the measure of the task; bits per character are negative, so that more is better everywhere.
+    """
 
     case: str
     family: str
     share: float
     arms: Mapping[str, tuple[float, ...]]
-    """Accuracy of each seed, by action."""
+    """Score of each seed, by action."""
     advised: Mapping[str, tuple[float, ...]]
-    """Accuracy of each seed, by advisor. None: never grow; first: always the first growth that the model offers;
+    """Score of each seed, by advisor. None: never grow; first: always the first growth that the model offers;
     advice: the policy alone; confirm, race and auto: with trials."""
+    task: Task = Task.CLASSIFICATION
 
     @property
     def best(self) -> str:
@@ -48,12 +51,12 @@ class JudgedMoment:
         return max(self.arms, key=lambda action: statistics.fmean(self.arms[action]))
 
     def regret(self, advisor: str) -> float:
-        """Return the accuracy below the best arm; with a race's or a late growth it can be negative."""
+        """Return the lead of the best arm; with a race's or a late growth it can be negative."""
         return statistics.fmean(self.arms[self.best]) - statistics.fmean(self.advised[advisor])
 
     def harm(self, advisor: str) -> bool:
         """Return whether the advisor does harm."""
-        return statistics.fmean(self.advised["none"]) - statistics.fmean(self.advised[advisor]) > _HARM
+        return statistics.fmean(self.advised["none"]) - statistics.fmean(self.advised[advisor]) > HARM[self.task]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,19 @@ class JudgeVerdict:
     regret: Mapping[str, float]
     worse: Mapping[str, float]
     interval: Mapping[str, tuple[float, float]]
-    """Interval of the regret, by advisor."""
+    """Interval of the regret, by advisor; empty for one family."""
     paired: Mapping[tuple[str, str], tuple[float, float, float]] = field(default_factory=dict)
     """For an advisor and a simpler one: the mean difference of their regrets, and its interval."""
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """The measures of the cases: one, or accuracy and R², which are both shares."""
+        return tuple(dict.fromkeys(MEASURE_OF[one.task] for one in self.decisions))
+
+    @property
+    def title(self) -> str:
+        """The measure for people."""
+        return " or ".join(measure.title for measure in self.measures)
 
     @property
     def families(self) -> int:
@@ -83,6 +96,7 @@ class JudgeVerdict:
         return {
             "cases": self.cases,
             "families": self.families,
+            "measures": [measure.name for measure in self.measures],
             "regret": {name: round(value, 5) for name, value in self.regret.items()},
             "worseThanNone": {name: round(value, 4) for name, value in self.worse.items()},
             "interval": {name: [round(low, 5), round(high, 5)] for name, (low, high) in self.interval.items()},
@@ -106,23 +120,26 @@ def decisions_of(
         seeds = [record for record in arms if record.case == case]
         for place, moment in enumerate(seeds[0].moments):
             moments = [record.moments[place] for record in seeds]
-            outcomes = [_outcomes(one) for one in moments]
+            task = seeds[0].task
+            outcomes = [_outcomes(task, one) for one in moments]
             common = [action for action in outcomes[0] if all(action in one for one in outcomes)]
             pairs = [(one, tried[case, record.seed].moments[place]) for one, record in zip(outcomes, seeds, strict=True)
                      if (case, record.seed) in tried]  # fmt: skip
+            plain = [str(arm.action) for arm in moment.arms]
+            first = next((action for action in plain[1:] if action in common), _NOTHING)
             advised = {
                 "none": tuple(one[_NOTHING] for one in outcomes),
-                "first": tuple(one[common[1] if len(common) > 1 else _NOTHING] for one in outcomes),
+                "first": tuple(one[first] for one in outcomes),
             }
             for name, rule in rules.items():
                 said = [rule(record, one) for record, one in zip(seeds, moments, strict=True)]
                 advised[name] = tuple(
-                    one[str(each)] if isinstance(each, Action) else each
+                    one[str(each)] if isinstance(each, Action) else _lead(task, each)
                     for one, each in zip(outcomes, said, strict=True)
                 )
             if len(pairs) == len(seeds):
                 for name, read in _TRIED.items():
-                    advised[name] = tuple(read(one, trial) for one, trial in pairs)
+                    advised[name] = tuple(read(task, one, trial) for one, trial in pairs)
             found.append(
                 JudgedMoment(
                     case=case,
@@ -130,26 +147,37 @@ def decisions_of(
                     share=moment.share,
                     arms={action: tuple(one[action] for one in outcomes) for action in common},
                     advised=advised,
+                    task=task,
                 )
             )
     return tuple(found)
 
 
 _NOTHING: Final = str(Action.nothing())
-_TRIED: Final[dict[str, Callable[[dict[str, float], TrialRecord], float]]] = {
-    "advice": lambda outcomes, trial: outcomes[str(trial.advice)],
-    "confirm": lambda outcomes, trial: trial.confirm_accuracy,
-    "race": lambda outcomes, trial: trial.race_accuracy,
-    "auto": lambda outcomes, trial: trial.auto_accuracy,
+_TRIED: Final[dict[str, Callable[[Task, dict[str, float], TrialRecord], float]]] = {
+    "advice": lambda _, outcomes, trial: outcomes[str(trial.advice)],
+    "confirm": lambda task, _, trial: _lead(task, trial.confirm_accuracy),
+    "race": lambda task, _, trial: _lead(task, trial.race_accuracy),
+    "auto": lambda task, _, trial: _lead(task, trial.auto_accuracy),
 }
 
 
-def _outcomes(moment: MomentRecord) -> dict[str, float]:
-    return {str(arm.action): arm.accuracy for arm in moment.arms}
+def _outcomes(task: Task, moment: MomentRecord) -> dict[str, float]:
+    """Return the score of each arm, inexact insertions among them."""
+    return {str(arm.action): _lead(task, arm.accuracy) for arm in moment.every}
 
 
-def judged(decisions: Sequence[JudgedMoment]) -> JudgeVerdict:
-    """Return the figures over the decisions; raise `ValueError` without one."""
+def _lead(task: Task, quality: float) -> float:
+    """Return the score of a model in its task's measure, negative where lower is better."""
+    score = score_of(task, quality)
+    return score.value if score.by.higher_is_better else -score.value
+
+
+def judged(decisions: Sequence[JudgedMoment], simple: Sequence[str] = ("none", "first")) -> JudgeVerdict:
+    """Return the figures over the decisions, with others paired with the `simple` advisors and the advice.
+
+    Raise `ValueError` without a decision. Those of language models must be alone: bits have no mean with shares.
+    """
     if not decisions:
         raise ValueError("there is no decision to judge")
     names = tuple(decisions[0].advised)
@@ -167,17 +195,18 @@ def judged(decisions: Sequence[JudgedMoment]) -> JudgeVerdict:
         for name in names
     }
     regret = {name: statistics.fmean(one.regret(name) for one in decisions) for name in names}
+    several = len(by_family) > 1
     paired: dict[tuple[str, str], tuple[float, float, float]] = {}
     for name in names:
-        for simple in ("none", "first", "advice"):
-            if simple in names and name not in ("none", "first", simple):
-                differences = [a - b for a, b in zip(means[name], means[simple], strict=True)]
-                paired[name, simple] = (regret[name] - regret[simple], *_interval(differences))
+        for other in (*simple, "advice"):
+            if other in names and name not in (*simple, other) and several:
+                differences = [a - b for a, b in zip(means[name], means[other], strict=True)]
+                paired[name, other] = (regret[name] - regret[other], *_interval(differences))
     return JudgeVerdict(
         decisions=tuple(decisions),
         regret=regret,
         worse={name: statistics.fmean(one.harm(name) for one in decisions) for name in names},
-        interval={name: _interval(means[name]) for name in names},
+        interval={name: _interval(means[name]) for name in names if several},
         paired=paired,
     )
 
@@ -195,15 +224,19 @@ def sentence(verdict: JudgeVerdict) -> str:
     if len(verdict.decisions) > len({one.share for one in verdict.decisions}):
         return _of_many(verdict)
     best = max(verdict.decisions, key=gain_of)
-    if gain_of(best) <= _HARM:
-        return "Growing does not pay for this model: no growth ends above the model as it is."
+    gain = gain_of(best)
+    if gain <= HARM[best.task]:
+        return "Growing does not pay for this model: no growth ends better than the model as it is."
     low, high = _bounds(best, growths)
-    sure = "" if low > 0 else ", but the seeds do not agree enough to be sure"
+    by = "higher" if MEASURE_OF[best.task].higher_is_better else "lower"
+    what = f"{best.best} at {best.share:.0%} of the budget ends {gain:.3f} {by} in {verdict.title} than not growing"
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return f"One seed cannot tell whether growing pays for this model: {what}. --seeds 5 has an interval."
     chosen = f", allowing for the choice among {growths}" if growths > 1 else ""
-    return (
-        f"Growing pays for this model: {best.best} at {best.share:.0%} of the budget ends {gain_of(best):+.3f} above "
-        f"not growing ({low:+.3f} to {high:+.3f}{chosen}){sure}."
-    )
+    within = f"({low:+.3f} to {high:+.3f}{chosen})"
+    if low > 0:
+        return f"Growing pays for this model: {what} {within}."
+    return f"The seeds do not agree whether growing pays for this model: {what} {within}. More --seeds may tell."
 
 
 def _of_many(verdict: JudgeVerdict) -> str:
@@ -213,9 +246,10 @@ def _of_many(verdict: JudgeVerdict) -> str:
     chosen = (
         "by all seeds but one, and judged by that one" if several else "and judged by the same seed, which flatters it"
     )
+    better = sum(gain > HARM[one.task] for gain, one in zip(gains, verdict.decisions, strict=True))
     return (
-        f"The best growth, chosen {chosen}, beats not growing in {sum(gain > _HARM for gain in gains)} of {len(gains)} "
-        f"decisions, by {statistics.fmean(gains):+.3f} on average over all; "
+        f"The best growth, chosen {chosen}, beats not growing in {better} of {len(gains)} decisions, by "
+        f"{statistics.fmean(gains):+.3f} ({verdict.title}) on average over all; "
         f"the advice gains {verdict.regret['none'] - verdict.regret['advice']:+.3f}."
     )
 
@@ -240,11 +274,11 @@ def unseen_gain(decision: JudgedMoment) -> float:
 
 
 def _bounds(decision: JudgedMoment, growths: int) -> tuple[float, float]:
-    """Return the interval of the best arm's gain, paired by seed; one seed excludes no possible gain.
+    """Return the interval of the best arm's gain, paired by seed; infinite for one seed.
 
     The arm is the best of `growths`, by the same seeds. Without a correction, an interval of noise would exclude 0 from
     below in a tenth of the judgements.
     """
     pairs = zip(decision.arms[decision.best], decision.advised["none"], strict=True)
     _, low, high = Interval.of([grown - nothing for grown, nothing in pairs], growths)
-    return (-1.0 if low is None else low), (1.0 if high is None else high)
+    return (-math.inf if low is None else low), (math.inf if high is None else high)

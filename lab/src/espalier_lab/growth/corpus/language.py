@@ -68,15 +68,19 @@ class LanguageDesign:
         return "-".join(parts)
 
 
-def drawn(body: str, chance: random.Random) -> LanguageDesign:
-    """Draw a design with this body."""
-    width = chance.choice((32, 32, 48, 64, 64, 96, 128, 192, 256))
+def drawn(body: str, chance: random.Random, *, long: bool = False) -> LanguageDesign:
+    """Draw a design with this body; small and with many steps if it is `long`."""
+    width = chance.choice((16, 24, 32, 32, 48, 64) if long else (32, 32, 48, 64, 64, 96, 128, 192, 256))
     heads = chance.choice([count for count in (2, 4, 8) if width // count >= 8])
-    blocks = chance.choice((1, 1, 1, 2, 2, 3, 4, 6)) if width <= 96 else chance.choice((1, 1, 2))
+    few, many = (1, 1, 2), (1, 1, 1, 2, 2, 3, 4, 6)
+    blocks = chance.choice(many if width <= 96 and not long else few)
     gated = chance.random() < 0.35
-    # What is wide or deep is slow: budgets are of about the same time.
-    slow = 1.0 + blocks * (width / 64) ** 1.5
-    steps = round(math.exp(chance.uniform(math.log(800), math.log(12_000))) / slow**0.8)
+    if long:
+        steps = round(math.exp(chance.uniform(math.log(1500), math.log(9000))))
+    else:
+        # What is wide or deep is slow: budgets are of about the same time.
+        slow = 1.0 + blocks * (width / 64) ** 1.5
+        steps = max(250, min(6000, round(math.exp(chance.uniform(math.log(800), math.log(12_000))) / slow**0.8)))
     return LanguageDesign(
         body=body,
         width=width,
@@ -91,7 +95,7 @@ def drawn(body: str, chance: random.Random) -> LanguageDesign:
         hidden=round(width * chance.choice((2, 4)) * (2 / 3 if gated else 1)),
         context=chance.choice((32, 64, 64)),
         tokenizer=chance.choice(("characters", "characters", "bytes", "bpe")),
-        steps=max(250, min(6000, steps)),
+        steps=steps,
         learning_rate=round(0.005 * (32 / width) ** 0.6 * chance.choice((0.7, 1.0, 1.4)), 5),
     )
 
@@ -269,13 +273,17 @@ class LanguageFamilies:
     counts: tuple[tuple[str, int], ...]
     """Families by body."""
     texts: tuple[str, ...]
+    long: float = 0.0
+    """Share of the families of each body that are small, with many steps."""
 
     def __call__(self) -> tuple[JudgeCase, ...]:
         """Return the cases, one of each family: the bodies and the texts take turns."""
         drawn_ones = []
         for body, count in self.counts:
             chance = random.Random(f"{self.seed}/{body}")
-            drawn_ones += [((place + 0.5) / count, drawn(body, chance)) for place in range(count)]
+            drawn_ones += [
+                ((place + 0.5) / count, drawn(body, chance, long=place < self.long * count)) for place in range(count)
+            ]
         designs = [design for _, design in sorted(drawn_ones, key=lambda one: one[0])]
         return tuple(self._case(place, design) for place, design in enumerate(designs))
 
@@ -301,8 +309,20 @@ class LanguageFamilies:
 LANGUAGE: Final = LanguageFamilies(
     "language", 50, (("attention", 34), ("convolution", 6), ("recurrent", 4)), ("code", "prose", "headers", "grammar")
 )
-"""What the shipped policy learns language models from."""
+"""Of all sizes, most with budgets that are too short to grow in."""
+LANGUAGE_LONG: Final = LanguageFamilies(
+    "language-long",
+    51,
+    (("attention", 20), ("convolution", 3), ("recurrent", 1)),
+    ("code", "prose", "headers", "grammar"),
+    long=1.0,
+)
+"""Small, with budgets in which it pays to grow, or nearly."""
 LANGUAGE_UNSEEN: Final = LanguageFamilies(
-    "language-unseen", 5081, (("attention", 8), ("convolution", 1), ("recurrent", 1)), ("names", "prose", "code")
+    "language-unseen",
+    5081,
+    (("attention", 8), ("convolution", 1), ("recurrent", 1)),
+    ("names", "prose", "code"),
+    long=0.6,
 )
 """The drawn part of the language models that judge it: another seed, and a text that it has not met."""

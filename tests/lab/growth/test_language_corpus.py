@@ -12,7 +12,7 @@ from torch import nn
 from espalier_core.types.job import OptimizerSpec
 from espalier_core.types.outcomes import CaseRecord
 from espalier_core.types.task import Task
-from espalier_lab.growth.corpus.language import LANGUAGE, LANGUAGE_UNSEEN, LanguageModel, drawn, turned
+from espalier_lab.growth.corpus.language import LANGUAGE, LANGUAGE_LONG, LANGUAGE_UNSEEN, LanguageModel, drawn, turned
 from espalier_lab.growth.corpus.texts import TEXTS, windows_of
 from espalier_lab.growth.judge.case import CaseError, JudgeCase, JudgeSplit, checked
 from espalier_lab.growth.judge.case_run import CaseRun
@@ -59,12 +59,13 @@ def test_products_of_rotary_heads_depend_on_the_distance_of_places_alone() -> No
 
 
 def test_families_are_many_and_those_that_judge_are_others() -> None:
-    learned, unseen = LANGUAGE(), LANGUAGE_UNSEEN()
+    learned, unseen = (*LANGUAGE(), *LANGUAGE_LONG()), LANGUAGE_UNSEEN()
     assert len({case.family for case in learned}) >= 40
     assert len(unseen) >= 10
     designs = [{case.family.split("-", 2)[2].split("-", 1)[1] for case in cases} for cases in (learned, unseen)]
     assert not designs[0] & designs[1]
-    assert [case.name for case in learned] == [case.name for case in LANGUAGE()]
+    assert [case.name for case in learned] == [case.name for case in (*LANGUAGE(), *LANGUAGE_LONG())]
+    assert min(case.steps for case in LANGUAGE_LONG()) >= 1500
 
 
 def test_a_language_model_is_judged_by_the_probability_of_the_right_character() -> None:

@@ -44,8 +44,8 @@ _OF_CORPORA: Final = {"moments": "--moments", "most": "--most", "ways": "--way",
 @click.option(
     "--corpus",
     metavar="NAME|FILE.py",
-    help="Collect a corpus of growth: a set of families (growth, free, unseen, language, language-unseen, "
-    "regression, regression-unseen), or the cases of a file.",
+    help="Collect a corpus of growth: a set of families (growth, free, unseen, language, language-long, "
+    "language-unseen, regression, regression-unseen), or the cases of a file.",
 )
 @click.option(
     "--moments", default="20%,50%", show_default=True, callback=shares, help="For a corpus: when models grow."

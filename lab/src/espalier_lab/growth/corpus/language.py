@@ -76,7 +76,8 @@ def drawn(body: str, chance: random.Random, *, long: bool = False) -> LanguageDe
     blocks = chance.choice(many if width <= 96 and not long else few)
     gated = chance.random() < 0.35
     if long:
-        steps = round(math.exp(chance.uniform(math.log(1500), math.log(9000))))
+        most = 3000 if body == "recurrent" else 9000  # whose steps are slow
+        steps = round(math.exp(chance.uniform(math.log(1500), math.log(most))))
     else:
         # What is wide or deep is slow: budgets are of about the same time.
         slow = 1.0 + blocks * (width / 64) ** 1.5

@@ -17,7 +17,7 @@ from espalier_operator.model.actions import Stop
 from espalier_operator.model.queues import QueueLimits, QueueUsage, Quota
 from espalier_operator.planner import plan
 from espalier_operator.planner.cycle import OpenJobs, PlanningCycle
-from espalier_operator.planner.lifecycle import JobLimits, PlanBuilder
+from espalier_operator.planner.lifecycle import PlanBuilder
 from espalier_operator.planner.placement import WorkerIndex
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.cluster import Cluster
@@ -167,10 +167,9 @@ def cycle_of(snapshot: Snapshot) -> PlanningCycle:
     """A cycle in which nothing is decided yet but what each job alone says."""
     record, ledger = PlanBuilder(NOW), QueueUsage(snapshot.queues, snapshot.held_claims())
     jobs = [job for job in snapshot.jobs if not job.finished and job.ended is None]
-    limits = JobLimits(record, ledger, snapshot.rules, NOW)
     open_jobs = OpenJobs.by(FairPolicy(), snapshot, record, jobs, NOW)
     kept = {job.key: job.extra for job in open_jobs.running}
-    return PlanningCycle(snapshot, open_jobs, WorkerIndex(snapshot.workers), record, ledger, limits, kept, NOW)
+    return PlanningCycle(snapshot, open_jobs, WorkerIndex(snapshot.workers), record, ledger, kept, NOW)
 
 
 def standing(cycle: PlanningCycle) -> Any:

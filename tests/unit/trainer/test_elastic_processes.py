@@ -354,7 +354,9 @@ def test_processes_get_a_block_more_together(
     until(lambda: "is ready" in place.logs(0), place)
     place.allocate(2)
     finished = until(lambda: [one for one in place.events() if one.type == "AdaptationFinished"], place)
-    assert [(one.adaptation.action, one.adaptation.result) for one in finished] == [("AddBlock(blocks.0)", "Grown")]
+    assert [(one.adaptation.action, one.adaptation.result) for one in finished] == [
+        ("AddBlock(blocks.0, Unfold)", "Grown")
+    ]
     until(lambda: worlds(place) == [2], place)
     trains_on(place)
     assert worlds(place) == [2], "nobody left because its model is another"

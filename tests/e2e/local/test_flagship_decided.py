@@ -27,7 +27,7 @@ def test_a_race_goes_on_as_its_winner_alone_and_counts_its_copies(tmp_path: Path
     if blocks == 1:
         assert (raced, its_steps, answered) == (small, steps, ("Nothing",))
     else:
-        assert (blocks, answered) == (2, ("AddBlock(blocks.0)",))
+        assert (blocks, answered) == (2, ("AddBlock(blocks.0, Unfold)",))
         assert its_steps < steps
     _, its_steps, blocks, answered, _ = made(Arm.ADVISED, MOMENT)
     assert answered, "the agent was not asked"

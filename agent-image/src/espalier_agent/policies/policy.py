@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.resources import as_file, files
@@ -38,7 +38,6 @@ from espalier_core.files.documents import (
 )
 from espalier_core.files.tensors import TensorFacts, fault_of
 from espalier_core.types.advice import AdviceRequest, PolicyVersion
-from espalier_core.types.task import Task
 
 DEFAULT_EMBEDDING_SEED: Final = 0
 """Seed of the layers' embeddings. Policies that share it agree about layers that none of them has met."""
@@ -109,13 +108,9 @@ class Policy:
     lineage: Lineage
     strangers: Policy | None = field(default=None, compare=False)
     """The policy for models with layers that this one has never met; None: this one answers for them, too."""
-    of_tasks: Mapping[Task, Policy] = field(default_factory=dict, compare=False)
-    """The policies for tasks that this one has not learned."""
 
     def answering(self, request: AdviceRequest) -> Policy:
         """Return the policy that answers a request."""
-        if request.task in self.of_tasks:
-            return self.of_tasks[request.task]
         if self.strangers is None or self.vocabulary.knows(request.architecture):
             return self
         return self.strangers

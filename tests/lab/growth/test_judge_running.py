@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.machinery import PathFinder
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -59,3 +60,17 @@ def test_a_process_ends_with_its_parent_however_that_ends(tmp_path: Path) -> Non
         assert parent.stdout.read(1) == b"\n"
         parent.kill()
         assert parent.stdout.read() == b""  # until the child has closed its end, too
+
+
+def test_a_file_beside_the_cases_hides_no_module_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("colorsys", "beside_the_cases"):
+        (tmp_path / f"{name}.py").write_text("")
+    cases = tmp_path / "cases.py"
+    cases.write_text(f"import beside_the_cases\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n")
+    with cases.open("a") as file:
+        file.write("from models import cases\nsys.path.pop(0)\n")
+    assert CaseFile(str(cases))()
+    found = PathFinder.find_spec("colorsys")
+    assert found is not None
+    assert found.origin != str(tmp_path / "colorsys.py")

@@ -136,7 +136,8 @@ def _yielded(path: Path) -> list[Any]:
     sys.modules[name] = module  # dataclasses and pickle look there
     folder = str(path.absolute().parent)
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        # Last: workers import with this path, and a file named like a module of Python must not hide it.
+        sys.path.append(folder)
     # Any error that the user's file raises.
     try:
         spec.loader.exec_module(module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Final, Self
 
@@ -63,7 +62,7 @@ def familiarity(domain: Domain | None, request: AdviceRequest) -> Familiarity | 
     for name, value in sizes.items():
         learned = domain.sizes.get(name)
         if value is not None and learned is not None and learned.outside(value):
-            outside.append(f"{name} {_shown(value)} (learned from {_shown(learned.least)} to {_shown(learned.most)})")
+            outside.append(f"{name} {value:,.0f} (learned from {learned.least:,.0f} to {learned.most:,.0f})")
     return Familiarity(known=not outside, outside=tuple(outside))
 
 
@@ -73,7 +72,3 @@ def steps_left(request: AdviceRequest) -> float | None:
     if request.progress.step == 0 or used <= 0:
         return None
     return request.progress.step * request.time_left_seconds / used
-
-
-def _shown(value: float) -> str:
-    return f"{round(value):,}" if math.isfinite(value) else str(value)

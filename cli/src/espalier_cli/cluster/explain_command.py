@@ -37,8 +37,8 @@ from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.report import BATCH_METRIC, RATE_FACTOR_METRIC, Adaptation, AdaptationSource
 from espalier_operator.kube.inspection import AS_RECORDED, KubeSettings
 from espalier_operator.model import JobFacts
-from espalier_operator.policies.fair import weight_of
 from espalier_operator.policies.settings import configured
+from espalier_operator.policies.value import worth_of
 
 EVENTS_SHOWN = 10
 ADAPTATIONS_SHOWN = 10
@@ -217,7 +217,7 @@ _USES: Final = {
 def _worth(job: JobFacts) -> float:
     """Return the best bid of a job for its next GPU, by GPU-second and weight."""
     best = max((bid.rate for bid in next_bids(job.bids, job.terms.min_replicas + job.extra)), default=0.0)
-    return best * float(weight_of(job.terms.priority)) / max(1, job.terms.gpus_per_worker)
+    return worth_of(best, job.terms.priority, job.terms.gpus_per_worker)
 
 
 def _acknowledgement(case: Case) -> str:

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
 
+from espalier_core.estimates.gains import INTERVAL
 from espalier_core.estimates.goodput import WorkSpeed
 from espalier_core.estimates.trial_worth import expected_best, preposterior
 from espalier_core.types.measurements import MAX_BIDS, Bid, BidUse, GrowthForecast, ScorePoint
-from espalier_core.types.task import BITS_PER_CHARACTER, Measure
+from espalier_core.types.task import BITS_PER_CHARACTER, MIN_QUALITY, Measure
 
 LEAST_POINTS: Final = 5
 """Minimum number of evaluations from which a curve is extrapolated."""
@@ -35,17 +36,16 @@ _WARM_UP: Final = 0.1
 _INDEPENDENT: Final = 0.5
 """Independent points for each point: errors of successive evaluations are alike."""
 _LOW, _HIGH = 0.1, 0.9
-_WIDTH: Final = 2 * 1.2816
-"""Standard deviations between these quantiles of a normal distribution."""
 _LEAST_ERROR: Final = 1e-3
 """Error below which a job has nothing to gain."""
-_LEAST_QUALITY: Final = 1e-6
-"""Minimum used in place of 0, which has no logarithm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """An expected gain with the interval of four in five of the estimates that are likely."""
+    """An expected gain with the interval of four in five of the estimates that are likely.
+
+    Unlike an `ExpectedGain` it may be no number, as after a run has diverged; a bid is bounded.
+    """
 
     mean: float
     low: float
@@ -113,14 +113,17 @@ def speedup_by(speed: WorkSpeed, nodes_per_worker: float) -> Callable[[int], flo
     scale φ of gradients: (φ + m₀) / (φ + m), as in Pollux. Where φ is not known, examples count in full.
     """
 
+    def seconds(workers: int) -> float:
+        return speed.seconds(max(1, math.ceil(workers * nodes_per_worker)), workers)
+
+    alone = seconds(speed.base)
+
     def speedup(workers: int) -> float:
-        many = speed.seconds(max(1, math.ceil(workers * nodes_per_worker)), workers)
-        alone = speed.seconds(max(1, math.ceil(speed.base * nodes_per_worker)), speed.base)
         worth = 1.0
         if speed.scales_batch and speed.limits is None and speed.noise_scale is not None and speed.speeds:
             own = speed.speeds[-1].batch_size
             worth = (speed.noise_scale + speed.base * own) / (speed.noise_scale + workers * own)
-        return worth * alone / many
+        return worth * alone / seconds(workers)
 
     return speedup
 
@@ -189,7 +192,7 @@ def _workers(job: Bidder, curve: LearningCurve, lacks: float) -> Iterator[Bid]:
         fewer, more = (job.work + alone * max(0.0, job.speedup(count)) for count in (workers - 1, workers))
         gain = curve.gain(fewer, more)
         if workers > job.tried:  # its speed is a guess
-            gain = Estimate(gain.mean, min(0.0, gain.low), gain.high)
+            gain = replace(gain, low=min(0.0, gain.low))
         yield _bid(BidUse.WORKER, workers, gain, lacks, job.seconds_left)
 
 
@@ -197,7 +200,7 @@ def _growth(job: Bidder, forecast: GrowthForecast, lacks: float) -> Bid:
     gain = Estimate(*(_in_measure(job, part) for part in (forecast.gain, forecast.low, forecast.high)))
     if job.trial is None:
         return _bid(BidUse.GROWTH, job.base + 1, gain, lacks, forecast.seconds)
-    spread = max(0.0, gain.high - gain.low) / _WIDTH
+    spread = max(0.0, gain.high - gain.low) / INTERVAL
     found = expected_best([(gain.mean, preposterior(spread, job.trial))])
     tried = Estimate(found, max(0.0, gain.low), max(0.0, gain.high))
     return _bid(BidUse.TRIAL, job.base + 1, tried, lacks, forecast.seconds)
@@ -207,8 +210,8 @@ def _in_measure(job: Bidder, gain: float) -> float:
     """Return a gain of a score's quality in the job's measure: bits per character follow from 2^-bits."""
     if job.measure is not BITS_PER_CHARACTER:
         return gain
-    now = max(_LEAST_QUALITY, 2 ** -job.scores[-1].value)
-    return math.log2(max(_LEAST_QUALITY, now + gain) / now)
+    now = max(MIN_QUALITY, 2 ** -job.scores[-1].value)
+    return math.log2(max(MIN_QUALITY, now + gain) / now)
 
 
 def _bid(use: BidUse, workers: int, gain: Estimate, lacks: float, seconds: float) -> Bid:

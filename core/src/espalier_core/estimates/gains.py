@@ -138,7 +138,7 @@ def _evidence(arm: Arm, share: float, task: Task) -> Evidence | None:
     return EVIDENCE[task][Trials.CONFIRM] if arm.annealed else RACING[task].get(share)
 
 
-_INTERVAL: Final = 2 * 1.2816
+INTERVAL: Final = 2 * 1.2816
 """Width, in standard deviations, of a policy's intervals, which cover four cases of five."""
 _UNEXPLAINED: Final = 2 / 3
 """Deviation of gains not covered by a policy's interval, in `SPREAD`: its estimates differ less than models do."""
@@ -155,7 +155,7 @@ class Belief:
     def of(cls, expected: ExpectedGain | None, task: Task) -> Self:
         """Return the belief before a trial: the policy's expectation, or the task's spread around 0 without one."""
         mean, width = (
-            (0.0, SPREAD[task]) if expected is None else (expected.mean, (expected.high - expected.low) / _INTERVAL)
+            (0.0, SPREAD[task]) if expected is None else (expected.mean, (expected.high - expected.low) / INTERVAL)
         )
         return cls(mean, math.hypot(width, _UNEXPLAINED * SPREAD[task]))
 

@@ -70,14 +70,18 @@ class ValuePolicy:
         rates = {bid.workers: bid.rate for bid in bids if bid.use is BidUse.WORKER and self.predicts}
         first = job.min_workers + 1
         rates[first] = max(rates.get(first, 0.0), *growths, 0.0)
-        weight = float(weight_of(job.priority)) if self.predicts else 1.0
         found: list[float] = []
         for workers in range(first, job.max_workers + 1):
             if (rate := rates.get(workers, 0.0)) <= 0:
                 break
             held = _HOLDER if workers <= job.workers else 1.0
-            found.append(held * rate * weight / max(1, job.gpus_per_worker))
+            found.append(worth_of(held * rate, job.priority if self.predicts else 0, job.gpus_per_worker))
         return found
+
+
+def worth_of(rate: float, priority: int, gpus_per_worker: int) -> float:
+    """Return the worth of a GPU to a job that bids `rate` for a worker, by the weight of its priority."""
+    return rate * float(weight_of(priority)) / max(1, gpus_per_worker)
 
 
 def growth(*, predicts: bool = True, untold: float = 0.01, untold_seconds: float = 300.0) -> ValuePolicy:

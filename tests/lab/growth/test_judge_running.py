@@ -67,9 +67,10 @@ def test_a_file_beside_the_cases_hides_no_module_of_python(tmp_path: Path, monke
     for name in ("colorsys", "beside_the_cases"):
         (tmp_path / f"{name}.py").write_text("")
     cases = tmp_path / "cases.py"
-    cases.write_text(f"import beside_the_cases\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n")
-    with cases.open("a") as file:
-        file.write("from models import cases\nsys.path.pop(0)\n")
+    cases.write_text(
+        f"import sys, beside_the_cases\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from models import cases\nsys.path.pop(0)\n"
+    )
     assert CaseFile(str(cases))()
     found = PathFinder.find_spec("colorsys")
     assert found is not None

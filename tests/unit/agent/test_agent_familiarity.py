@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from espalier_agent.data import named_architecture
-from espalier_agent.policies.advice import advise
 from espalier_agent.policies.familiarity import Domain, familiarity
-from espalier_agent.policies.policy import default_policy
 from espalier_core.types.advice import AdviceRequest, Progress
 from espalier_core.types.task import Task
 
@@ -60,20 +58,3 @@ def test_what_is_outside_is_named() -> None:
         assert found is not None
         assert (found.known, list(found.outside)) == (False, outside)
     assert familiarity(None, asked()) is None
-
-
-def test_the_shipped_policy_says_it_of_models_that_its_tables_have_not() -> None:
-    shipped = default_policy()
-    assert shipped.strangers is not None
-    assert shipped.strangers.lineage.domain is not None
-    assert advise(shipped, asked(), "a").familiarity is None
-    layers = tuple(
-        layer.model_copy(update={"attributes": {**layer.attributes, "out_features": 77}})
-        if layer.operator == "Linear"
-        else layer
-        for layer in MODEL.layers
-    )
-    stranger = MODEL.model_copy(update={"layers": layers})
-    found = advise(shipped, asked(step=10**6).model_copy(update={"architecture": stranger}), "b").familiarity
-    assert found is not None
-    assert found.outside[-1].startswith("steps left 1,000,000 ")

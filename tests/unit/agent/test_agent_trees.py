@@ -21,7 +21,7 @@ from espalier_agent.policies.tree_ensemble import NODES, Trees, TreesNetwork, sq
 from espalier_agent.policies.tree_features import STATIC, UNKNOWN, RequestFacts, static_features
 from espalier_core.files.documents import DocumentError
 from espalier_core.growth.architecture import AttributeValue
-from espalier_core.types.advice import Action, AdviceRequest, CurvePoint, offered
+from espalier_core.types.advice import Action, AdviceRequest, CurvePoint, Progress, offered
 from espalier_core.types.job import Insertion
 from espalier_core.types.outcomes import (
     ArmRecord,
@@ -283,15 +283,24 @@ def test_the_shipped_policy_answers_by_trees_for_models_that_it_has_never_met() 
     shipped = default_policy()
     met = AdviceRequest(job="j", architecture=MODELS["cnn1"], time_left_seconds=50, time_budget_seconds=100)
     assert advise(shipped, met, "a").policy == shipped.identity
+    assert advise(shipped, met, "a").familiarity is None
     layers = tuple(
         layer.model_copy(update={"attributes": {**layer.attributes, "out_features": 77}})
         if layer.operator == "Linear"
         else layer
         for layer in met.architecture.layers
     )
-    stranger = met.model_copy(update={"architecture": met.architecture.model_copy(update={"layers": layers})})
+    stranger = met.model_copy(
+        update={
+            "architecture": met.architecture.model_copy(update={"layers": layers}),
+            "progress": Progress(step=10**6),
+        }
+    )
     answer = advise(shipped, stranger, "b")
+    assert answer.familiarity is not None
+    assert answer.familiarity.outside[-1].startswith("steps left 1,000,000 ")
     assert shipped.strangers is not None
+    assert shipped.strangers.lineage.domain is not None
     assert answer.policy == shipped.strangers.identity
     assert shipped.strangers.strangers is None
 

@@ -49,19 +49,13 @@ class FakeKubelet:
     """A context manager. Attributes may be changed while it runs; they are read at each pod's next event.
 
     `start_seconds`: from binding to Running. `stop_seconds`: from deletion to gone, if the pod's grace is not less.
-    `missing_images`: pods with one of these wait with `ImagePullBackOff`. `binds`: whether pods are bound at all.
     """
 
     def __init__(self, server: ApiServer, *, start_seconds: float = 0.0, stop_seconds: float = 0.0) -> None:
         """Not started yet: `with` starts and ends it."""
         self.start_seconds, self.stop_seconds = start_seconds, stop_seconds
-        self.missing_images: set[str] = set()
-        self.stop_exit_code = SIGTERM_EXIT
         self.hindrance: Callable[[Pod], tuple[str, str] | None] = lambda pod: None
         """Reason and message of an Event about what keeps a bound pod from starting; None: it starts."""
-        self.binds = True
-        self.refuses: Callable[[Pod], str | None] = lambda pod: None
-        """Why kube-scheduler finds no node for a pod that would fit; None: it does."""
         self._server = server
         self._pods: dict[str, Pod] = {}
         self._nodes: dict[str, Node] = {}
@@ -105,15 +99,6 @@ class FakeKubelet:
         self.set_gpus(name, gpus, resource=resource)
         self.set_ready(name, True)
 
-    def remove_node(self, name: str) -> None:
-        """Delete a node; its pods stay as they are, as on a lost machine, until `lose_pods`."""
-        self._server.request("DELETE", f"/api/v1/nodes/{name}")
-
-    def lose_pods(self, node: str) -> None:
-        """Remove all pods of a node at once, as the pod garbage collector does once the node is gone."""
-        for pod in self._server.request("GET", "/api/v1/pods", fieldSelector=f"spec.nodeName={node}")["items"]:
-            self._server.request("DELETE", _path(pod), gracePeriodSeconds="0")
-
     def set_gpus(self, name: str, gpus: int, *, allocatable: int | None = None, resource: str = GPU) -> None:
         """Say how many GPUs a node has, and how many of them work (default: all)."""
         working = gpus if allocatable is None else allocatable
@@ -154,18 +139,6 @@ class FakeKubelet:
             return value
 
         return until(asked, what, seconds, _MOST_SECONDS)
-
-    def wait_no_pods(self, namespace: str, seconds: float = PATIENCE) -> None:
-        """Return once the namespace has no pods; the `AssertionError` names those that are left."""
-        try:
-            self.wait_for(f"no pods in {namespace}", lambda: not self.pods(namespace), seconds)
-        except AssertionError as error:
-            left = [
-                f"{pod['metadata']['name']} ({pod.get('status', {}).get('phase')} on {pod['spec'].get('nodeName')},"
-                f" made {pod['metadata']['creationTimestamp']}, to go by {pod['metadata'].get('deletionTimestamp')})"
-                for pod in self.pods(namespace)
-            ]
-            raise AssertionError(f"{error}; at {_now()} there are {', '.join(left)}") from error
 
     def wait_running(self, namespace: str, name: str, seconds: float = PATIENCE) -> Pod:
         """Return the pod once it is Running."""
@@ -275,18 +248,15 @@ class FakeKubelet:
 
     async def _schedule(self) -> None:
         """Bind what can be bound."""
-        if not self.binds:
-            return
         for pod in [pod for pod in self._pods.values() if _waits(pod)]:
             node = next((node for node in self._nodes.values() if self._fits(pod, node)), None)
-            refusal = self.refuses(pod)
-            if node is not None and refusal is None:
+            if node is not None:
                 name = node["metadata"]["name"]
                 target = {"target": {"kind": "Node", "name": name}, "metadata": {"name": pod["metadata"]["name"]}}
                 if await self._do("POST", f"{_path(pod)}/binding", target) is not None:
                     pod["spec"]["nodeName"] = name  # it holds its GPUs before the watch says so
             elif not any(each["type"] == "PodScheduled" for each in pod.get("status", {}).get("conditions", ())):
-                message = refusal or f"0/{len(self._nodes)} nodes are available: Insufficient {GPU}."
+                message = f"0/{len(self._nodes)} nodes are available: Insufficient {GPU}."
                 condition = _condition("PodScheduled", "False", reason="Unschedulable", message=message)
                 await self._status(pod, {"conditions": [condition]})
 
@@ -350,17 +320,9 @@ class FakeKubelet:
             return
         if (hindrance := self.hindrance(pod)) is not None:
             await self._hinder(pod, *hindrance)
-        images = [container.get("image", "") for container in pod["spec"]["containers"]]
-        scheduled = _condition("PodScheduled", "True")
-        if missing := next((image for image in images if image in self.missing_images), None):
-            message = f'Back-off pulling image "{missing}"'
-            waiting = {"waiting": {"reason": "ImagePullBackOff", "message": message}}
-            statuses = _container_statuses(pod, waiting, ready=False)
-            conditions = [scheduled, _condition("Ready", "False")]
-            await self._status(pod, {"containerStatuses": statuses, "conditions": conditions, "startTime": _now()})
-            return
         statuses = _container_statuses(pod, {"running": {"startedAt": _now()}}, ready=True)
-        conditions = [scheduled, *(_condition(kind, "True") for kind in ("Initialized", "ContainersReady", "Ready"))]
+        kinds = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+        conditions = [_condition(kind, "True") for kind in kinds]
         status = {"phase": "Running", "startTime": _now(), "containerStatuses": statuses, "conditions": conditions}
         await self._status(pod, status)
 
@@ -384,7 +346,7 @@ class FakeKubelet:
 
     async def _stop(self, pod: Pod) -> None:
         if pod.get("status", {}).get("phase") == "Running":
-            await self._status(pod, _ended(pod, self.stop_exit_code, ""))
+            await self._status(pod, _ended(pod, SIGTERM_EXIT, ""))
         options = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
         await self._do("DELETE", _path(pod), options)
 

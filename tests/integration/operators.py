@@ -1,4 +1,4 @@
-"""The operator for tests: `InProcess` in a thread of its own, and `Killed`, a client that stops it at a chosen call."""
+"""The operator for tests: `InProcess`, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from connections import connections_closed
 from fake_kubelet import PATIENCE, FakeKubelet
 from trainers import Trainers
 
-from espalier_core.k8s.errors import Call
 from espalier_operator.kube.client import KubeClient, api_access
 from espalier_operator.kube.process.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Snapshot
 from waiting import until
 
-"""At most, for the connections of an operator that has ended to be closed."""
 EXTRA_CLASS = "espalier-extra"
 Raw = dict[str, Any]
 
@@ -35,37 +33,6 @@ def make_extra_class(server: ApiServer) -> None:
         server.request("POST", path, {"metadata": {"name": EXTRA_CLASS}, "value": 0, "preemptionPolicy": "Never"})
 
 
-class CountingClient(KubeClient):
-    """Counts calls that change something, and may stop the operator at one of them.
-
-    `stop_at`: the number of the call (from 1) after which nothing more reaches the API server. `answered`: whether the
-    operator still gets the answer of that call.
-    """
-
-    def __init__(self, api: Any, stop_at: int | None = None, answered: bool = True) -> None:
-        """Count from 0."""
-        super().__init__(api)
-        self.calls: list[str] = []
-        self.stop_at, self._answered = stop_at, answered
-        self.on_stop: Callable[[], None] = lambda: None
-        self._dead = False
-
-    async def _send(self, call: Call) -> tuple[int, Mapping[str, str], bytes]:
-        if self._dead:
-            await asyncio.Event().wait()
-        if call.method == "GET":
-            return await super()._send(call)
-        self.calls.append(f"{call.method} {call.path}")
-        last = len(self.calls) == self.stop_at
-        answer = await super()._send(call)
-        if self._dead or last:
-            self._dead = True
-            self.on_stop()
-            if not (last and self._answered):
-                await asyncio.Event().wait()
-        return answer
-
-
 class InProcess:
     """An operator in a thread; a context manager that stops it in peace."""
 
@@ -74,20 +41,15 @@ class InProcess:
         server: ApiServer,
         *,
         kubeconfig: Path | None = None,
-        stop_at: int | None = None,
-        answered: bool = True,
         **settings: Any,
     ) -> None:
         """`settings` as `KubeSettings`; times are short unless they are given."""
-        self._server, self._stop_at, self._answered = server, stop_at, answered
         self._kubeconfig = kubeconfig or server.kubeconfig
         quick = {"restart_seconds": 0.1, "resync_seconds": 20.0, "trainer_image": "trainer:dev"}
         self.settings = KubeSettings(**{**quick, **settings})
         self._thread = threading.Thread(target=self._run, name="operator")
         self._ready = threading.Event()
         self._trouble: BaseException | None = None
-        self.killed = threading.Event()
-        """Set when the client has stopped it."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -112,13 +74,6 @@ class InProcess:
         """Ask it to end and wait until it has."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self.operator.stop)
-            self._thread.join(PATIENCE)
-            assert not self._thread.is_alive(), "the operator does not end"
-
-    def kill(self) -> None:
-        """End it at once: nothing more is written."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._task.cancel)
             self._thread.join(PATIENCE)
             assert not self._thread.is_alive(), "the operator does not end"
 
@@ -155,15 +110,9 @@ class InProcess:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         async with api_access(self._kubeconfig) as api:
-            self.client = CountingClient(api, self._stop_at, self._answered)
+            self.client = KubeClient(api)
             self.operator = Operator(self.client, api.configuration, self.settings)
             self._task = asyncio.create_task(self.operator.run())
-
-            def stopped() -> None:
-                self.killed.set()
-                self._task.cancel()
-
-            self.client.on_stop = stopped
             self._ready.set()
             await asyncio.wait([self._task])
         await connections_closed()
@@ -221,6 +170,10 @@ class Jobs:
             if entry["type"] == kind:
                 return entry["status"], entry["reason"]
         return "", ""
+
+    def message(self, name: str, kind: str) -> str:
+        """Return the message of a condition, which there must be."""
+        return next(str(each["message"]) for each in self.status(name)["conditions"] if each["type"] == kind)
 
     def events(self, name: str) -> list[Raw]:
         """Return the Events about it."""
@@ -310,21 +263,6 @@ class World:
         container = {"name": "other", "image": "other:1", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
         body = {"metadata": {"name": name, "labels": labels or {}}, "spec": {"containers": [container], **spec}}
         self.server.request("POST", f"/api/v1/namespaces/{self.namespace}/pods", body)
-
-    def make_quota(self, name: str, pods: str, *scopes: str, is_counted: bool = True) -> str:
-        """Make a ResourceQuota of pods, of which none are used yet; return its path.
-
-        One that the planner does not count is of a limit, which each pod then has.
-        """
-        path, unit = f"/api/v1/namespaces/{self.namespace}", "pods" if is_counted else "limits.cpu"
-        hard = {unit: pods if is_counted else f"{pods}m"}
-        if not is_counted:
-            limits = {"limits": [{"type": "Container", "default": {"cpu": "1m"}}]}
-            self.server.request("POST", f"{path}/limitranges", {"metadata": {"name": name}, "spec": limits})
-        path = f"{path}/resourcequotas"
-        self.server.request("POST", path, {"metadata": {"name": name}, "spec": {"hard": hard, "scopes": [*scopes]}})
-        self.server.request("PATCH", f"{path}/{name}/status", {"status": {"hard": hard, "used": {unit: "0"}}})
-        return f"{path}/{name}"
 
     def delete_pod(self, name: str) -> None:
         """Delete a pod."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import selectors
 import socket
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from apiserver import ApiServer
 
 
 class Relay:
@@ -42,10 +46,13 @@ class Relay:
         self.refuse()
         self._selector.close()
 
-    @property
-    def url(self) -> str:
-        """Where clients connect."""
-        return f"https://127.0.0.1:{self.port}"
+    def kubeconfig(self, cluster: ApiServer, directory: Path) -> Path:
+        """Return a kubeconfig for an API server that leads through the relay."""
+        whole = json.loads(cluster.kubeconfig.read_text())
+        whole["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{self.port}"
+        path = directory / "relay.kubeconfig"
+        path.write_text(json.dumps(whole))
+        return path
 
     def cut(self) -> None:
         """Break all connections."""

@@ -118,21 +118,6 @@ def test_list_says_where_each_job_stands_and_why(world: World) -> None:
     assert " research " in wide
 
 
-def test_explain_says_who_holds_the_gpus_and_what_would_change_it(world: World) -> None:
-    text = world.run("explain", "waits", "-n", world.namespace).stdout
-    assert f"{world.namespace}/waits is Pending" in text
-    assert "NoFreeGPU: no GPUs are free for it" in text
-    assert "It needs 2 workers with 1 GPU each, all at once, all of one type." in text
-    assert "There are 2 GPUs of type x, none free." in text
-    assert f"Job {world.namespace}/lucky holds 2 (1 base, 1 lent) until its time budget ends, in" in text
-    assert "at most; those lent come back within a notice of 30 s." in text
-    assert "1 node with 4 GPUs does not count; `espalier top` says why." in text
-    assert "$ espalier top" in text
-    assert " ago: NoFreeGPU: " in text  # the operator's Event
-    told = json.loads(world.run("explain", f"{world.namespace}/waits", "-o", "json").stdout)
-    assert (told["job"], told["reason"]) == (f"{world.namespace}/waits", "NoFreeGPU")
-
-
 def test_the_snapshot_is_what_the_operator_plans_by(world: World, tmp_path: Path) -> None:
     path = tmp_path / "snapshot.json"
 
@@ -252,14 +237,6 @@ def test_a_missing_right_is_named(cluster: ApiServer, tmp_path: Path) -> None:
     assert "hint: you need the right to list " in top.stderr
 
 
-def test_credentials_that_nobody_knows(cluster: ApiServer, tmp_path: Path) -> None:
-    path = tmp_path / "kubeconfig"
-    path.write_text(cluster.kubeconfig_text("wrong"))
-    shown = espalier(path, "list")
-    assert shown.exit_code == 1
-    assert shown.stderr.splitlines()[0] == "error: the API server rejects the credentials (401)"
-
-
 def test_a_cluster_without_espalier(cluster: ApiServer) -> None:
     cluster.request("DELETE", f"{CRDS}/adaptivetrainingjobs.espalier.dev")
     try:
@@ -326,15 +303,6 @@ for words in {commands}:
     assert ended.returncode == 0, ended.stderr[-2000:]
 
 
-def test_a_server_that_is_away(cluster: ApiServer) -> None:
-    cluster.stop()
-    shown = espalier(cluster.kubeconfig, "list")
-    assert shown.exit_code == 1
-    error, hint = shown.stderr.splitlines()
-    assert error.startswith(f"error: {cluster.url} does not answer: Failed to establish a new connection")
-    assert hint == "hint: is the cluster running? `kubectl cluster-info` asks the same"
-
-
 def test_a_certificate_of_somebody_else(cluster: ApiServer, tmp_path: Path) -> None:
     whole = json.loads(cluster.kubeconfig.read_text())
     del whole["clusters"][0]["cluster"]["certificate-authority"]
@@ -343,15 +311,6 @@ def test_a_certificate_of_somebody_else(cluster: ApiServer, tmp_path: Path) -> N
     shown = espalier(path, "list")
     assert shown.exit_code == 1
     assert "no secure connection" in shown.stderr.splitlines()[0]
-
-
-def test_lists_of_several_pages_are_whole(cluster: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["espalier_core.k8s.client"], "PAGE", 2)
-    jobs = Jobs(cluster, cluster.namespace())
-    for index in range(5):
-        jobs.make(f"job-{index}", suspend=True)
-    told = json.loads(espalier(cluster.kubeconfig, "list", "-n", jobs.namespace, "-o", "json").stdout)
-    assert [entry["name"] for entry in told] == [f"job-{index}" for index in range(5)]
 
 
 def _timeless(snapshot: Snapshot) -> tuple[object, ...]:

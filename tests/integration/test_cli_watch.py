@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import signal
@@ -25,7 +24,7 @@ from cluster_objects import Object, acted, adaptation, admitted, looked_at, repo
 
 from espalier_core.k8s.client import Client, api_of_context
 from espalier_core.k8s.errors import ExpiredError, Retries
-from espalier_core.k8s.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
+from espalier_core.k8s.reflector import Change, Changed, Disconnected, Reconnected, Reflector, Rhythm
 from espalier_core.k8s.resources import JOBS
 from espalier_core.types.reasons import Reason
 from espalier_operator.model.actions import Fail, Finish
@@ -254,20 +253,11 @@ def label(story: Story, count: int) -> None:
     story.cluster.request("PATCH", f"{story.jobs.path}/digits", {"metadata": {"labels": {"count": str(count)}}})
 
 
-def through(relay: Relay, cluster: ApiServer, directory: Path) -> Path:
-    """Return a kubeconfig that leads through the relay."""
-    whole = json.loads(cluster.kubeconfig.read_text())
-    whole["clusters"][0]["cluster"]["server"] = relay.url
-    path = directory / "relay.kubeconfig"
-    path.write_text(json.dumps(whole))
-    return path
-
-
 def test_connections_that_are_cut_or_die_in_silence_are_made_again(story: Story, tmp_path: Path) -> None:
     rhythm = Rhythm(watch=1, silence=2.0, patience=30.0)
     with (
         Relay(story.cluster.port) as relay,
-        Followed(story, through(relay, story.cluster, tmp_path), rhythm, deadline=2.0) as followed,
+        Followed(story, relay.kubeconfig(story.cluster, tmp_path), rhythm, deadline=2.0) as followed,
     ):
         followed.next(Changed)
         relay.cut()
@@ -299,25 +289,6 @@ def test_an_expired_version_is_listed_again(story: Story, monkeypatch: pytest.Mo
         until(lambda: len(since) == 2, "the second watch")
         label(story, 1)
         followed.sees(1)
-
-
-def test_what_goes_while_nobody_looks_is_gone(story: Story) -> None:
-    with Followed(story, story.cluster.kubeconfig) as followed:
-        followed.next(Changed)
-        story.cluster.stop(signal.SIGKILL)
-        followed.next(Disconnected)
-        story.cluster.start()
-        followed.next(Reconnected)
-        story.jobs.delete("digits")
-        followed.next(Deleted)
-
-
-def test_a_right_that_is_missing_ends_it(story: Story, tmp_path: Path) -> None:
-    path = tmp_path / "kubeconfig"
-    path.write_text(story.cluster.kubeconfig_text(story.cluster.token(story.jobs.namespace, "default")))
-    with Followed(story, path) as followed:
-        ended = followed.next(Failed)
-        assert "cannot list resource" in str(ended.error)
 
 
 def test_stopping_ends_a_watch_that_waits(story: Story) -> None:

@@ -11,12 +11,6 @@ from webhooks import Webhook
 QUICK = {"placement_seconds": 1.0}
 
 
-def message(world: World, job: str, kind: str) -> str:
-    """Return the message of a condition."""
-    found = [entry["message"] for entry in world.jobs.status(job)["conditions"] if entry["type"] == kind]
-    return str(found[0])
-
-
 def test_a_passing_no_of_a_webhook_fails_no_job_that_has_trained(world: World) -> None:
     """Without a code, which the API server turns into 400. Another job starts meanwhile; then it goes on."""
     world.kubelet.add_node("node", 1)
@@ -28,7 +22,7 @@ def test_a_passing_no_of_a_webhook_fails_no_job_that_has_trained(world: World) -
         denials.append({"message": "try again later"})
         world.delete_pod("job-base-0-0")
         world.until_condition("job", "Admitted", "False", "PodRejected")
-        assert "try again later" in message(world, "job", "Admitted")
+        assert "try again later" in world.jobs.message("job", "Admitted")
         denials.clear()
         world.jobs.change("job", suspend=True)
         world.until_condition("job", "Suspended", "True", "Suspended")
@@ -54,7 +48,7 @@ def test_whatever_code_a_webhook_answers_with(world: World, denial: dict[str, An
     with Webhook(world.server, world.namespace, lambda _: denial):
         world.jobs.make("job")
         world.until_condition("job", "Admitted", "False", "PodRejected")
-        assert denial["message"] in message(world, "job", "Admitted")
+        assert denial["message"] in world.jobs.message("job", "Admitted")
         assert world.jobs.status("job")["phase"] == "Pending"
 
 
@@ -66,7 +60,7 @@ def test_pods_with_scheduling_gates_hold_no_gpus(world: World) -> None:
     with Webhook(world.server, world.namespace, lambda pod: gate if "gated" in pod["metadata"]["name"] else []):
         world.jobs.make("gated", preRunningDeadlineSeconds=2)
         world.until_condition("gated", "Running", "False", "SchedulingGated")
-        assert "example.com/queue" in message(world, "gated", "Running")
+        assert "example.com/queue" in world.jobs.message("gated", "Running")
         world.jobs.make("next")
         world.until_condition("next", "Running", "True", "Running")
         assert world.jobs.condition("gated", "Running") == ("False", "SchedulingGated")
@@ -117,4 +111,4 @@ def test_pods_that_admission_refuses_hold_no_gpus(world: World) -> None:
     world.jobs.make("limits", pod={"containers": [container]})
     for job, words in {"policy": "not on its network", "runtime": "missing", "limits": "maximum cpu"}.items():
         world.until_condition(job, "Admitted", "False", "PodRejected")
-        assert words in message(world, job, "Admitted")
+        assert words in world.jobs.message(job, "Admitted")

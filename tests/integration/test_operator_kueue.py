@@ -22,11 +22,6 @@ def make(world: World, name: str, **spec: Any) -> None:
     world.jobs.change(name, suspend=False)
 
 
-def message(world: World, job: str) -> str:
-    """Return why a job is not admitted."""
-    return next(str(each["message"]) for each in world.jobs.status(job)["conditions"] if each["type"] == "Admitted")
-
-
 def workloads(world: World) -> list[dict[str, Any]]:
     """Return the Workloads of jobs."""
     found = world.server.request("GET", f"{KUEUE}/namespaces/{world.namespace}/workloads")["items"]
@@ -39,7 +34,7 @@ def test_an_operator_that_starts_without_kueue_notices_it(world: World, request:
     operator = world.operate(kueue=True, resync_seconds=2.0)
     make(world, "job")
     world.until_condition("job", "Admitted", "False", "WaitingForKueue")
-    world.until("it says why", lambda: "the API server has no Workloads" in message(world, "job"))
+    world.until("it says why", lambda: "the API server has no Workloads" in world.jobs.message("job", "Admitted"))
     kueue: KueueProcess = request.getfixturevalue("kueue")
     kueue.make_flavor()
     kueue.make_queue(world.namespace, 1)
@@ -64,7 +59,7 @@ def test_kueue_admits_a_job_to_a_flavor_preempts_it_and_admits_it_again(world: W
 
     make(world, "waits")
     world.until_condition("waits", "Admitted", "False", "WaitingForKueue")
-    world.until("Kueue says why", lambda: "insufficient unused quota" in message(world, "waits"))
+    world.until("Kueue says why", lambda: "insufficient unused quota" in world.jobs.message("waits", "Admitted"))
     world.jobs.change("waits", suspend=True)
 
     kueue.make_workload(world.namespace, "stranger", gpus=2, priority=5)
@@ -91,7 +86,7 @@ def test_jobs_run_on_while_kueue_is_away(world: World, kueue: KueueProcess) -> N
     kueue.stop()
     make(world, "late")
     world.until_condition("late", "Admitted", "False", "WaitingForKueue")
-    world.until("it says so", lambda: "Kueue has not looked at its Workload" in message(world, "late"))
+    world.until("it says so", lambda: "Kueue has not looked at its Workload" in world.jobs.message("late", "Admitted"))
     assert world.jobs.condition("runs", "Running") == ("True", "Running")
     kueue.start()
     world.until_condition("late", "Running", "True", "Running")

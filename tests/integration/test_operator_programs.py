@@ -26,24 +26,6 @@ def make(world: World, name: str, **spec: Any) -> None:
     world.jobs.make(name, program=PROGRAM, pod={"terminationGracePeriodSeconds": 5}, **spec)
 
 
-def test_a_program_trains_as_soon_as_it_runs_fails_and_completes_by_its_exit_code(world: World) -> None:
-    """There is no kubelet here that knows its log: what cannot be read does not keep its end from being judged."""
-    world.kubelet.add_node("node", 1)
-    world.operate(restart_seconds=0.1)
-    make(world, "program", backoffLimit=1)
-    world.until_condition("program", "Running", "True", "Running")
-    first = pod(world, "program")
-    world.kubelet.end(world.namespace, first, 3)
-    world.until("it is started again", lambda: world.running("program") not in ([], [first]))
-    status = world.jobs.status("program")
-    assert (status["restarts"], status["scheduling"]["failures"]) == (1, 1)
-    world.kubelet.end(world.namespace, pod(world, "program"), 0)
-    world.until_condition("program", "Complete", "True", "Completed")
-    found = world.server.request("GET", f"/api/v1/namespaces/{world.namespace}/configmaps")["items"]
-    names = [each["metadata"]["name"] for each in found]
-    assert "program-report" not in names
-
-
 def test_the_leader_of_a_program_posts_its_progress_and_nobody_else_does(world: World, tmp_path: Path) -> None:
     """By the variables and the token of its pod, as Kubeflow Trainer's protocol has it."""
     world.kubelet.add_node("node", 2)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from apiserver import ServerError
 from operators import World
 
 from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE
@@ -56,20 +54,3 @@ def test_each_resource_is_counted_by_itself(world: World) -> None:
         f"mixed/{MIG}",
         f"amd/{AMD}",
     }
-
-
-def test_a_template_with_two_resources_or_none_is_refused_with_the_field(world: World) -> None:
-    world.operate(other_gpu_resources=(AMD,))
-    container = {"name": "trainer", "image": "trainer:dev"}
-    both = container | {"resources": {"limits": {AMD: 1, DEFAULT_GPU_RESOURCE: 1}}}
-    world.jobs.make("both", template={"spec": {"containers": [both]}})
-    world.until_condition("both", "Admitted", "False", "InvalidSpec")
-    conditions = world.jobs.status("both")["conditions"]
-    [message] = [each["message"] for each in conditions if each["type"] == "Admitted"]
-    assert "spec.template.spec.containers: has limits of nvidia.com/gpu and amd.com/gpu" in message
-    shared = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "shared"}]}
-    with pytest.raises(ServerError, match="no resourceClaims name a resourceClaimTemplateName"):
-        world.jobs.make("shared", template={"spec": {"containers": [container], **shared}})
-    claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]}
-    world.jobs.make("claims", template={"spec": {"containers": [container], **claims}})
-    world.until_condition("claims", "Admitted", "False", "InvalidSpec")

@@ -6,9 +6,6 @@ from operators import World
 
 from espalier_core.types.job import ALLOCATION_ANNOTATION
 
-QUICK = {"preemption": {"noticeSeconds": 5, "cooldownSeconds": 0, "minRuntimeSeconds": 0}}
-"""Preemption of jobs that are to be lent GPUs at once."""
-
 
 def test_extra_gpus_are_lent_noticed_acknowledged_and_given_to_the_second_job(world: World) -> None:
     """The whole story, in generations of the allocation."""
@@ -71,78 +68,6 @@ def test_priority_classes_say_who_goes_first(world: World) -> None:
         assert world.jobs.condition("patient", "Admitted") == ("False", "NoFreeGPU")
     finally:
         world.server.request("DELETE", f"{classes}/{name}")
-
-
-def test_a_job_whose_class_is_gone_gives_back_what_it_was_lent_to_an_operator_that_starts(world: World) -> None:
-    """It goes on with its base worker and its budget; when that ends, it waits for its specification."""
-    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
-    name = f"fleeting-{world.namespace}"
-    world.server.request("POST", classes, {"metadata": {"name": name}, "value": 1000})
-    world.kubelet.add_node("node", 2)
-    first = world.operate()
-    world.jobs.make("old", maxReplicas=2, priorityClassName=name, **QUICK)
-    world.until("the extra worker runs", lambda: len(world.running("old")) == 2)
-    first.stop()
-    world.server.request("DELETE", f"{classes}/{name}")
-    world.operate()
-    world.jobs.make("new")
-    world.until_condition("new", "Running", "True", "Running")
-    assert world.running("old") == ["old-base-0-0"]
-    used = world.jobs.status("old")["timeBudget"]["usedSeconds"]
-    world.until("its budget runs", lambda: world.jobs.status("old")["timeBudget"]["usedSeconds"] > used)
-    world.until_event("old", "InvalidSpec")
-    world.delete_pod("old-base-0-0")
-    world.until_condition("old", "Admitted", "False", "InvalidSpec")
-    assert "admittedAt" not in world.jobs.status("old")["scheduling"]
-
-
-def test_workers_require_the_node_that_was_chosen_for_them(world: World) -> None:
-    """One whose node is gone before it is bound is made again elsewhere, and that is not counted."""
-    world.kubelet.add_node("small", 1)
-    world.kubelet.add_node("large", 4)
-    world.kubelet.binds = False
-    world.operate()
-    world.jobs.make("job")
-    world.until("it is made", lambda: list(world.pods("job")) == ["job-base-0-0"])
-    affinity = world.pods("job")["job-base-0-0"]["spec"]["affinity"]["nodeAffinity"]
-    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    small = [{"key": "metadata.name", "operator": "In", "values": ["small"]}]
-    assert [term["matchFields"] for term in terms] == [small] * len(terms)
-    world.kubelet.remove_node("small")
-    world.until("it is made again", lambda: list(world.pods("job")) == ["job-base-0-1"])
-    world.kubelet.binds = True
-    world.kubelet.set_gpus("large", 3)
-    world.until_condition("job", "Running", "True", "Running")
-    status = world.jobs.status("job")
-    assert (status["restarts"], status["preemptions"], status["scheduling"]["failures"]) == (0, 0, 0)
-    assert world.pods("job")["job-base-0-1"]["spec"]["nodeName"] == "large"
-
-
-def test_kube_scheduler_chooses_after_it_refused_a_chosen_node(world: World) -> None:
-    """It knows that a volume is elsewhere."""
-    world.kubelet.add_node("small", 1)
-    world.kubelet.add_node("large", 4)
-    world.kubelet.refuses = lambda pod: "volume node affinity conflict" if "matchFields" in str(pod["spec"]) else None
-    world.operate()
-    world.jobs.make("job")
-    world.until_condition("job", "Running", "True", "Running")
-    assert list(world.pods("job")) == ["job-base-0-1"]
-    assert world.jobs.status("job")["scheduling"].get("unplaced", 0) == 0
-
-
-def test_a_job_that_is_scaled_down_gives_back_what_it_was_lent(world: World) -> None:
-    """With notice; another job gets it."""
-    world.kubelet.add_node("node", 3)
-    world.operate()
-    world.jobs.make("job", maxReplicas=3, **QUICK)
-    world.until("it has all GPUs", lambda: len(world.running("job")) == 3)
-    world.jobs.make("wide", minReplicas=2, maxReplicas=2, suspend=True)
-    world.server.request("PATCH", f"{world.jobs.path}/job/scale", {"spec": {"replicas": 1}})
-    world.until("it gives back", lambda: world.running("job") == ["job-base-0-0"])
-    world.until_event("job", "AtMaxReplicas", "ReclaimAcknowledged")
-    assert world.jobs.status("job")["preemptions"] == 0
-    world.jobs.change("wide", suspend=False)
-    world.until_condition("wide", "Running", "True", "Running")
 
 
 def test_a_job_runs_by_the_operator_that_it_names(world: World) -> None:

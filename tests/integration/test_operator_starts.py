@@ -19,11 +19,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_events, "EVERY", 0.2)
 
 
-def message(world: World, job: str, kind: str) -> str:
-    """Return the message of a condition."""
-    return next(str(each["message"]) for each in world.jobs.status(job)["conditions"] if each["type"] == kind)
-
-
 def explained(world: World, job: str) -> str:
     """Return what `espalier explain` says."""
     words = ["explain", job, "-n", world.namespace, "--kubeconfig", str(world.server.kubeconfig)]
@@ -36,12 +31,12 @@ def test_a_volume_that_cannot_be_mounted_is_named_while_it_lasts_and_after_the_e
     world.operate()
     world.jobs.make("waits")
     world.until_condition("waits", "Running", "False", "VolumeUnavailable")
-    assert message(world, "waits", "Running") == f"FailedMount: {NFS}"
+    assert world.jobs.message("waits", "Running") == f"FailedMount: {NFS}"
     world.until_event("waits", "VolumeUnavailable")
     assert NFS in explained(world, "waits")
     world.jobs.make("ends", preRunningDeadlineSeconds=20)
     world.until_condition("ends", "Failed", "True", "VolumeUnavailable")
-    assert NFS in message(world, "ends", "Failed")
+    assert NFS in world.jobs.message("ends", "Failed")
     said = [each for each in world.jobs.events("ends") if each["reason"] == "VolumeUnavailable"]
     assert any(NFS in each["message"] for each in said)
     world.until("its pods are gone", lambda: not world.pods("ends"))

@@ -18,9 +18,7 @@ from apiserver import JOBS, ApiServer
 from relay import Relay
 
 from espalier_core.files.documents import loads, write_document
-from espalier_core.k8s.client import Client, Watch
-from espalier_core.k8s.errors import ExpiredError
-from espalier_core.k8s.resources import JOBS as JOB_RESOURCE
+from espalier_core.k8s.client import Client
 from espalier_core.types import environment
 from espalier_core.types.allocation import Allocation, AllocationDocument, Direction
 from espalier_core.types.job import ALLOCATION_ANNOTATION, JOB_ANNOTATION, REPORT_KEY, AdaptiveTrainingJob
@@ -34,7 +32,6 @@ from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import WorkerRole
 from espalier_trainer import kube
-from espalier_trainer.kube import watch as kube_watch
 from espalier_trainer.signals.report import EventLog
 from espalier_trainer.signals.scheduler import AllocationFileSource, DocumentScheduler
 from forked import Forked
@@ -242,47 +239,6 @@ def test_api_server_that_restarts_is_one_warning_and_the_file_holds_meanwhile(
     assert "Connection refused" in warnings[0]
     assert warnings[0].endswith("continuing with the annotation")
     assert scheduler.allocation().generation == generation, "the file's older one does not come back"
-
-
-def test_watch_that_is_cut_or_dies_without_a_word_is_begun_again(place, connect, listen, relay, monkeypatch) -> None:
-    monkeypatch.setattr(kube_watch, "RHYTHM", replace(kube_watch.RHYTHM, silence=1.0))
-    here = place()
-    here.allocate(1)
-    scheduler = listen(connect(here.kubeconfig("digits-trainer", relay.port)), here.job.job)
-    scheduler.start(0.0)
-    for harm in (relay.cut, relay.freeze, relay.cut):
-        harm()
-        generation = here.allocate(2)
-        if harm == relay.freeze:
-            made = relay.connections
-            # The client gives up by itself: nothing tells it that the connection is dead.
-            until(lambda: relay.connections > made, "a new connection")  # noqa: B023
-            relay.thaw()
-        until(lambda: scheduler.allocation().generation == generation, "the allocation")  # noqa: B023
-    assert relay.connections >= 4
-
-
-def test_watch_of_a_version_that_is_too_old_begins_again(place, connect, listen) -> None:
-    """The API server itself answers 410 to a version that it no longer has."""
-    here = place()
-    here.allocate(1)
-    api = connect(here.kubeconfig("digits-trainer"))
-    asked: list[int] = []
-    real = api.watch
-
-    def watch(resource: Any, namespace: str, since: int, **options: Any) -> Watch:
-        asked.append(since)
-        return real(resource, namespace, 1 if len(asked) == 1 else since, **options)
-
-    api.watch = watch  # type: ignore[method-assign]
-    with pytest.raises(ExpiredError, match=r"too old resource version|Expired|Gone"):
-        list(real(JOB_RESOURCE, here.namespace, 1, seconds=5, silence=5, fields="metadata.name=digits"))
-    scheduler = listen(api, here.job.job)
-    scheduler.start(0.0)
-    until(lambda: len(asked) > 1, "the second watch")
-    generation = here.allocate(2)
-    until(lambda: scheduler.allocation().generation == generation, "the allocation")
-    assert scheduler.take_warnings() == (), "one break is no outage"
 
 
 def test_later_job_of_the_same_name_is_not_listened_to(place, connect, listen) -> None:
@@ -549,29 +505,6 @@ def lead(tmp_path: Path) -> Iterator[Callable[..., Leader]]:
         if process.poll() is None:
             process.kill()
         process.wait(PATIENCE)
-
-
-@pytest.mark.slow
-def test_leader_process_hears_grows_reports_and_completes(place, lead) -> None:
-    """The whole of it: examples/digits.yaml, a GPU that comes while it trains, and a budget that is cut short then."""
-    adaptation = {"mode": "Auto", "maxAdaptations": 1, "fallback": "Heuristic", "decisionTimeoutSeconds": 1}
-    here = place(timeBudgetSeconds=600, adaptation=adaptation)
-    here.allocate(1)
-    leader = lead(here)
-    first = leader.reported(lambda report: report.phase is TrainerPhase.TRAINING, "training")
-    assert (first.incarnation, first.acknowledged_generation) == ("uid", 1)
-    generation = here.allocate(2, Reason.EXTRA_GPUS_GRANTED)
-    leader.reported(lambda report: report.acknowledged_generation == generation, "the acknowledgement")
-    leader.reported(lambda report: report.adaptations, "the growth")
-    here.cluster.request("PATCH", here.path, {"spec": {"timeBudgetSeconds": 2}})
-    assert leader.end() == 0, leader.log
-    last = here.report()
-    assert (last.phase, last.reason) == (TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
-    assert last.used_seconds >= 2
-    assert [entry.result for entry in last.adaptations] == ["Grown"]
-    assert last.adaptations[0].trigger == Reason.EXTRA_GPUS_GRANTED
-    assert any(metric.name == "test_accuracy" for metric in last.metrics)
-    assert "event " in leader.log
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
@@ -19,8 +19,6 @@ from apiserver import JOBS, ApiServer
 from connections import connections_aborted, json_lines
 
 from espalier_core.files.documents import dumps
-from espalier_core.types.environment import GPU_TYPE
-from espalier_core.types.measurements import Measurements, Speed
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
 
@@ -33,8 +31,6 @@ class Trainers:
 
     `silent`: jobs (by name) whose leaders never report. `stubborn`: jobs whose leaders acknowledge nothing.
     `ends_when(job, pods)`: the exit code with which its leader ends now, None: it continues; asked at each change.
-    `step_seconds`: by type of GPU, what leaders measure there.
-    `history`: every state of jobs and pods that was seen, in order.
     """
 
     def __init__(self, server: ApiServer) -> None:
@@ -43,8 +39,6 @@ class Trainers:
         self.silent: set[str] = set()
         self.stubborn: set[str] = set()
         self.ends_when: Callable[[Raw, list[Raw]], int | None] = lambda job, pods: None
-        self.step_seconds: Mapping[str, float] = {}
-        self.history: list[Raw] = []
         self._jobs: dict[str, Raw] = {}
         self._pods: dict[str, Raw] = {}
         self._began: dict[str, float] = {}
@@ -64,16 +58,6 @@ class Trainers:
         self._thread.join()
         if self._trouble is not None and error is None:
             raise self._trouble
-
-    def seen(self, namespace: str, name: str) -> tuple[Raw, list[Raw]]:
-        """Return a job, empty where there is none, and its pods, as they were last seen: costs no request."""
-        key = f"{namespace}/{name}"
-        return self._jobs.get(key, {}), [pod for pod in list(self._pods.values()) if _job_of(pod) == key]
-
-    def states(self, namespace: str) -> list[Raw]:
-        """Return every state in which a job of `namespace` was seen, oldest first: costs no request."""
-        kinds = [item for item in list(self.history) if item["kind"] == "AdaptiveTrainingJob"]
-        return [item for item in kinds if item["metadata"]["namespace"] == namespace]
 
     def _run(self) -> None:
         try:
@@ -105,7 +89,6 @@ class Trainers:
                         seen.pop(key, None)
                     else:
                         seen[key] = item
-                        self.history.append(item)
                         await self._play(key if seen is self._jobs else _job_of(item))
             except httpx.HTTPError:
                 await asyncio.sleep(_AGAIN)
@@ -158,24 +141,12 @@ class Trainers:
             reason=reason,
             used_seconds=self._used(job, uid),
             updated_time=datetime.now(UTC),
-            measurements=self._measured(leader),
         )
         if said is None or _news(said, report):
             self._said[key] = report
             await self._report(namespace, name, report)
             if code is not None:
                 await self._end(leader, code)
-
-    def _measured(self, leader: Raw) -> Measurements:
-        """Return the speed on the type of GPU that the pod names, as a trainer does."""
-        variables = {entry["name"]: entry.get("value", "") for entry in leader["spec"]["containers"][0].get("env", ())}
-        gpu_type = variables.get(GPU_TYPE, "")
-        if gpu_type not in self.step_seconds:
-            return Measurements()
-        figures = {"step_seconds": self.step_seconds[gpu_type], "sync_seconds": 0.0, "steps": 20}
-        return Measurements(
-            speeds=(Speed(nodes=1, workers=1, batch_size=8, parameters=10, gpu_type=gpu_type, **figures),)
-        )
 
     def _used(self, job: Raw, uid: str) -> float:
         """Return what the job has used by the leader's own count."""
@@ -217,6 +188,4 @@ def _leads(pod: Raw, job: str) -> bool:
 
 def _news(before: Report, after: Report) -> bool:
     fields = ("phase", "acknowledged_generation", "reason")
-    if before.measurements.growth != after.measurements.growth:
-        return True
     return any(getattr(before, field) != getattr(after, field) for field in fields)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from apiserver import JOBS
-from charts import CASES, CHART, IMAGES, ROOT, VERSION, HelmError, parse, pod_templates
+from charts import CASES, CHART, IMAGES, ROOT, VERSION, HelmError, parse
 from releases import DEFINITION, Release, key, make_job, try_pods
 
 from espalier_generate.crd import definitions
@@ -97,14 +97,6 @@ def test_the_api_server_takes_everything_and_pods_are_restricted(release: Releas
     start = {"full": "gpus", "shared": "training"}.get("".join(files[:1]), "espalier")
     parts = ("operator", "test") if files == ("minimal",) else ("operator", "agent", "test")
     assert set(tried) == {f"{start}-{part}" for part in parts}
-
-
-def test_a_pod_that_is_not_restricted_is_refused_there(release: Release) -> None:
-    release.run("install")
-    (_, template), *_ = pod_templates(release.objects())
-    template["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
-    with pytest.raises(Exception, match="violates PodSecurity"):
-        try_pods(release, [{"kind": "Pod", **template, "metadata": {**template["metadata"], "name": "loose"}}])
 
 
 def test_monitors_whose_definitions_are_missing_end_the_installation_before_it_begins(release: Release) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from apiserver import JOBS, ApiServer
+from apiserver import ApiServer
 from audits import Audit, Right
 from charts import bound_rights, rights
 from fake_kubelet import FakeKubelet
@@ -159,40 +159,3 @@ def test_the_operators_rights_are_enough_for_a_jobs_whole_life_and_each_is_neede
             elif mode == "namespaced" and namespace is not None:
                 assert where == {namespace}
     assert may_grant(server, ("", "secrets", "get"), granted), "with all of them a job's Role can be made"
-
-
-def test_an_operator_of_some_namespaces_reads_the_rest_and_writes_nothing_there(release: Release) -> None:
-    server = release.server
-    mine, other = server.namespace(), server.namespace()
-    release.run("install", watchNamespaces=[mine])
-    pod = {"metadata": {"name": "worker"}, "spec": {"containers": [{"name": "trainer", "image": "any"}]}}
-    note = {"metadata": {"name": "note"}}
-    with server.client(server.token(release.namespace, "espalier-operator")) as client:
-
-        def codes(namespace: str) -> list[int]:
-            core, jobs = f"/api/v1/namespaces/{namespace}", f"{JOBS}/namespaces/{namespace}/adaptivetrainingjobs"
-            return [
-                client.post(f"{core}/pods", json=pod, params={"dryRun": "All"}).status_code,
-                client.post(f"{core}/configmaps", json=note, params={"dryRun": "All"}).status_code,
-                client.get(jobs).status_code,
-                client.get(f"{core}/configmaps").status_code,
-                client.get(f"{core}/pods").status_code,
-            ]
-
-        assert codes(mine) == [201, 201, 200, 200, 200]
-        assert codes(other) == [403, 403, 403, 403, 200]
-        for path in ("/api/v1/secrets", f"/api/v1/namespaces/{release.namespace}/secrets", "/api/v1/configmaps"):
-            assert client.get(path).status_code == 403
-        assert client.get("/api/v1/pods").status_code == client.get("/api/v1/nodes").status_code == 200
-
-
-def test_the_agent_may_have_tokens_reviewed_and_nothing_else(release: Release) -> None:
-    release.run("install")
-    token = release.server.token(release.namespace, "espalier-agent")
-    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-    with release.server.client(token) as client:
-        answer = client.post("/apis/authentication.k8s.io/v1/tokenreviews", json=review)
-        assert answer.json()["status"]["authenticated"] is True
-    with release.server.client(release.server.token(release.namespace, "espalier-agent")) as client:
-        for path in ("/api/v1/namespaces", "/api/v1/pods", f"{JOBS}/adaptivetrainingjobs"):
-            assert client.get(path).status_code == 403

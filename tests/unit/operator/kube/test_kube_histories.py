@@ -56,7 +56,6 @@ from operator_world.history.stage import Stage
 from operator_world.history.story import Story
 from operator_world.kube_devices import RESOURCE, claiming
 from operator_world.kube_objects import GPU, MIG, Raw, template
-from operator_world.kube_scheduler import LEAST_ALLOCATED, MOST_ALLOCATED, KubeScheduler
 from operator_world.kubernetes import Kubernetes
 from operator_world.leaders import Temper
 
@@ -692,56 +691,3 @@ def fails(stage: Stage, clause: int) -> str:
 def only_job(stage: Stage) -> Seen:
     (job,) = Room(stage.world).jobs()
     return job
-
-
-# ---- kube-scheduler's double: figures of its own tests (least_allocated_test.go, balanced_allocation_test.go)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "cpu", "expected"),
-    [(LEAST_ALLOCATED, 4000, 37 + 87), (LEAST_ALLOCATED, 6000, 50 + 100), (MOST_ALLOCATED, 4000, 62 + 87)],
-)
-def test_nodes_are_scored_as_kube_scheduler_scores_them(strategy: str, cpu: int, expected: int) -> None:
-    """A pod of 3000 m and 5000 bytes on an empty node of 10,000 bytes."""
-    scheduler = KubeScheduler(strategy, Random(0))
-    whole = {"cpu": cpu, "memory": 10_000}
-    assert scheduler.score({"cpu": 3000, "memory": 5000}, {}, {}, whole) == expected
-
-
-@pytest.mark.parametrize(("strategy", "chosen"), [(LEAST_ALLOCATED, "idle"), (MOST_ALLOCATED, "busy")])
-def test_pods_are_spread_or_packed(strategy: str, chosen: str) -> None:
-    nodes = {name: _node(name) for name in ("busy", "idle")}
-    pods = {"ns/there": _pod("busy"), "ns/new": _pod()}
-    KubeScheduler(strategy, Random(0)).bind(nodes, pods, "now")
-    assert pods["ns/new"]["spec"]["nodeName"] == chosen
-
-
-def test_the_refusal_tells_why_no_node_fits() -> None:
-    tainted = _node("tainted", taints=[{"key": "team", "value": "vision", "effect": "NoSchedule"}])
-    pods = {"ns/large": _pod(gpus=5), "ns/other": _pod(nodeSelector={"disk": "none"})}
-    KubeScheduler(LEAST_ALLOCATED, Random(0)).bind({"node": _node("node"), "tainted": tainted}, pods, "now")
-    taint = "1 node(s) had untolerated taint {team: vision}"
-    assert _message(pods["ns/large"]) == f"0/2 nodes are available: 1 Insufficient {GPU}, {taint}."
-    assert _message(pods["ns/other"]) == (
-        f"0/2 nodes are available: 1 node(s) didn't match Pod's node affinity/selector, {taint}."
-    )
-
-
-def _message(pod: Raw) -> str:
-    (condition,) = pod["status"]["conditions"]
-    return str(condition["message"])
-
-
-def _node(name: str, taints: Any = ()) -> Raw:
-    amounts = {"cpu": "8", "memory": "64Gi", "pods": "10", GPU: "4"}
-    status = {"allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
-    return {"metadata": {"name": name, "labels": {}}, "spec": {"taints": [*taints]}, "status": status}
-
-
-def _pod(node: str | None = None, gpus: int = 1, **spec: Any) -> Raw:
-    limits = {GPU: gpus, "cpu": "2", "memory": "4Gi"}
-    bound = {"nodeName": node} if node else {}
-    return {
-        "spec": template({"resources": {"limits": limits}}, **spec, **bound)["spec"],
-        "status": {"phase": "Pending"},
-    }

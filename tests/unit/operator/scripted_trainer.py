@@ -2,12 +2,9 @@
 
 Options as `name=value` arguments, all optional; times in wall seconds unless said otherwise:
 startup=S        before the first report
-ack=no           never acknowledge a reclaim
 exit-after=S     budget seconds of this incarnation after which it exits with exit-code=N, at most exits=N times
-silent=yes       never report
 ignore-term=yes  ignore SIGTERM
 overrun=yes      continue past the budget
-sync=S           report that a step takes 1 s alone, and .5 s and S s for the exchange with two workers
 fail=S           after S budget seconds, report that it fails for a mistake of the user's, and leave for 1 s
 damage=half      now and then write half a report; damage=future: one of a future version
 """
@@ -27,7 +24,6 @@ from espalier_core.files.documents import dumps, read_document, write_document
 from espalier_core.types import environment as names
 from espalier_core.types.allocation import AllocationDocument
 from espalier_core.types.events import TrainerStarted
-from espalier_core.types.measurements import Measurements, Speed
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
 
@@ -60,8 +56,6 @@ class Trainer:
         return self.before + (time.monotonic() - self.started) * self.scale
 
     def report(self, phase: TrainerPhase, reason: Reason | None = None) -> None:
-        if self.options.get("silent") == "yes":
-            return
         report = Report(
             job=self.document.job,
             incarnation=self.incarnation,
@@ -70,7 +64,6 @@ class Trainer:
             reason=reason,
             step=self.step,
             used_seconds=self.used(),
-            measurements=self.measurements(),
             updated_time=datetime.now(UTC),
         )
         damage = self.options.get("damage") if phase is TrainerPhase.TRAINING else None
@@ -80,16 +73,6 @@ class Trainer:
             self.report_file.write_text(dumps(report).replace('"version": 1', '"version": 99'))
         else:
             write_document(self.report_file, report)
-
-    def measurements(self) -> Measurements:
-        if "sync" not in self.options:
-            return Measurements()
-        sync = float(self.options["sync"])
-        plain = {"nodes": 1, "parameters": 1, "steps": 9}
-        alone = Speed(workers=1, batch_size=8, step_seconds=1.0, sync_seconds=0.0, **plain)
-        return Measurements(
-            speeds=(Speed(workers=2, batch_size=4, step_seconds=0.5 + sync, sync_seconds=sync, **plain), alone)
-        )
 
     def end(self, phase: TrainerPhase, reason: Reason, code: int) -> None:
         self.folder.joinpath("last.json").write_text(json.dumps({"used": self.used()}))
@@ -116,14 +99,11 @@ class Trainer:
             self.step += 1
             self.document = read_document(self.allocation_file, AllocationDocument)
             generation = self.document.allocation.generation
-            acks = self.document.allocation.direction != "down" or self.options.get("ack") != "no"
-            if generation > self.acknowledged and acks:
+            if generation > self.acknowledged:
                 self.acknowledged = generation
                 self.report(TrainerPhase.TRAINING)
             elif self.step % 10 == 0 or self.options.get("damage"):
                 self.report(TrainerPhase.TRAINING)
-            if self.document.stop is Reason.GPU_BUDGET_EXHAUSTED and not self.term:
-                self.end(TrainerPhase.COMPLETED, Reason.GPU_BUDGET_EXHAUSTED, 0)
             if self.term or self.document.stop:
                 self.end(TrainerPhase.STOPPED, Reason.SUSPENDED, 143 if self.term else 0)
             if self.used() >= self.before + float(self.options.get("fail", "inf")):

@@ -286,16 +286,6 @@ def test_the_agent_is_kept_running_and_ended_with_the_run(local_run, job_of, tmp
     assert not (tmp_path / "agent.pid").exists()
 
 
-def test_the_phases_of_a_job_are_reported_in_order(local_run, job_of):
-    story = local_run([job_of("one", timeBudgetSeconds=0.3)])
-    told = [(event.phase, event.reason) for event in story.told("one", JobChanged)]
-    assert told == [
-        ("Starting", Reason.GPUS_GRANTED),
-        ("Running", Reason.RUNNING),
-        ("Complete", Reason.BUDGET_EXHAUSTED),
-    ]
-
-
 def test_two_runs_in_one_folder_are_refused(local_run, job_of):
     """Before anything in it is changed: the other one writes there."""
     local_run([job_of("one", timeBudgetSeconds=0.3)])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import pytest
 
 from espalier_core.types.allocation import Direction
-from espalier_core.types.events import AllocationAcknowledged, AllocationChanged, GPUsChanged, JobChanged
+from espalier_core.types.events import AllocationAcknowledged, AllocationChanged, GPUsChanged
 from espalier_core.types.reasons import Reason
 from espalier_core.types.result import read_history
 from espalier_core.types.status import JobPhase
@@ -87,20 +86,6 @@ def test_a_second_job_gets_the_lent_gpu_after_notice_and_acknowledgement(local_r
     assert all(sum(job.gpus for job in view.jobs) <= 2 for view in story.views)
 
 
-def test_what_is_not_given_back_in_time_is_taken(local_run, job_of):
-    story = local_run(
-        [job_of("stubborn", "ack=no", maxReplicas=2, timeBudgetSeconds=600), job_of("second", timeBudgetSeconds=0.5)],
-        lambda story: has_ended(story, "second"),
-        gpus=2,
-        submit_at={"second": 0.5},
-    )
-    notice = story.told("stubborn", AllocationChanged)[2]
-    granted = story.told("second", AllocationChanged)[0]
-    assert granted.time >= notice.allocation.deadline
-    assert story.outcomes["stubborn"].preemptions == 1
-    assert story.outcomes["second"].reason is Reason.BUDGET_EXHAUSTED
-
-
 def test_an_announced_departure_is_a_reclaim_with_the_departure_as_deadline(local_run, job_of):
     story = local_run(
         [job_of("one", maxReplicas=2, timeBudgetSeconds=600)],
@@ -113,37 +98,6 @@ def test_an_announced_departure_is_a_reclaim_with_the_departure_as_deadline(loca
     assert notice.allocation.deadline is not None
     assert notice.time < min(gone.time, notice.allocation.deadline)
     assert story.outcomes["one"].preemptions == 0
-
-
-def test_a_lent_gpu_that_vanishes_shrinks_the_allocation_at_once(local_run, job_of):
-    story = local_run(
-        [job_of("one", maxReplicas=2, timeBudgetSeconds=600)],
-        lambda story: acknowledged(story, "one", 3),
-        gpus=2,
-        changes=(GpuChange(at_seconds=1.0, change=-1),),
-    )
-    assert changes(story, "one")[2] == (1, Direction.DOWN, Reason.GPU_LOST)
-    assert story.told("one", AllocationChanged)[2].allocation.deadline is None
-    assert story.outcomes["one"].restarts == 0
-
-
-def test_a_job_whose_base_gpu_is_gone_waits_again_with_its_budget_kept(local_run, job_of):
-    """Two of three GPUs vanish: what was lent goes first, then the base of the lower priority."""
-    story = local_run(
-        [job_of("high", maxReplicas=2, priority=1, timeBudgetSeconds=5), job_of("low", timeBudgetSeconds=3.5)],
-        gpus=3,
-        changes=(GpuChange(at_seconds=3, change=-2),),  # when both have begun, also where processes start slowly
-    )
-    assert changes(story, "high")[1:] == [
-        (2, Direction.UP, Reason.EXTRA_GPUS_GRANTED),
-        (1, Direction.DOWN, Reason.GPU_LOST),
-    ]
-    assert changes(story, "low")[1:] == [(0, Direction.DOWN, Reason.GPU_LOST), (1, Direction.UP, Reason.GPUS_GRANTED)]
-    assert {o.reason for o in story.outcomes.values()} == {Reason.BUDGET_EXHAUSTED}
-    assert story.outcomes["low"].used_seconds >= 3.3
-    assert (story.outcomes["high"].restarts, story.outcomes["low"].failures) == (0, 0)
-    phases = [phase for phase, _ in itertools.groupby(event.phase for event in story.told("low", JobChanged))]
-    assert phases == ["Starting", "Running", "Pending", "Starting", "Running", "Complete"]
 
 
 def test_a_job_that_can_never_fit_ends_the_run_with_its_reason(local_run, job_of):
@@ -172,14 +126,6 @@ def test_time_scale_makes_budgets_and_arrivals_pass_faster(local_run, job_of):
     # In wall time the run would have been cut off after two minutes.
 
 
-def test_the_end_of_the_gpu_budget_stops_the_job_in_good_order(local_run, job_of):
-    story = local_run([job_of("one", maxReplicas=1, gpuSecondsBudget=0.7)])
-    assert story.outcomes["one"].phase is JobPhase.COMPLETE
-    assert story.outcomes["one"].reason is Reason.GPU_BUDGET_EXHAUSTED
-    assert story.outcomes["one"].gpu_seconds_used >= 0.6
-    assert story.outcomes["one"].exit_code == 0
-
-
 def test_real_devices_are_named_to_the_leader(local_run, job_of):
     local_run(
         [job_of("one", minReplicas=2, maxReplicas=2, timeBudgetSeconds=0.3)],
@@ -197,26 +143,3 @@ def test_simulated_gpus_hide_the_real_ones_from_all_workers(local_run, job_of, m
     local_run([job_of("one", timeBudgetSeconds=0.3)], gpus=1, hide_devices=True)
     environment = json.loads((local_run.directory / "checkpoints" / "environment.json").read_text())
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
-
-
-def test_a_job_without_gpus_runs_whatever_there_is(local_run, job_of):
-    story = local_run([job_of("cpu", gpus_per_worker=0, maxReplicas=3, timeBudgetSeconds=0.3)], gpus=0)
-    assert story.outcomes["cpu"].reason is Reason.BUDGET_EXHAUSTED
-    assert story.outcomes["cpu"].gpu_seconds_used == 0
-    assert len(story.told("cpu", AllocationChanged)) == 1, "and is lent nothing"
-
-
-def test_optimus_lends_by_what_the_jobs_have_measured(local_run, job_of):
-    """Before they have measured both scale alike, so the older one is lent the GPU; then it goes to whom it helps."""
-    jobs = [
-        job_of(name, f"sync={sync}", timeBudgetSeconds=600, maxReplicas=2, training={"elasticBatch": "keepGlobal"})
-        for name, sync in (("dear", 9.0), ("cheap", 0.01))
-    ]
-
-    def replicas(story, name):
-        return [replicas for replicas, *_ in changes(story, name)]
-
-    story = local_run(jobs, lambda story: 2 in replicas(story, "cheap"), gpus=3, policy="optimus")
-    assert replicas(story, "dear") in ([1], [1, 2, 1], [1, 2, 2, 1])
-    facts = story.outcomes["cheap"].report.measurements.speeds
-    assert [speed.workers for speed in facts] == [2, 1]

@@ -59,44 +59,24 @@ def test_a_command_of_a_template_gets_its_variables_and_finds_this_python(progra
     assert ("ESPALIER_WORKERS" in found) == bool(program)
 
 
+LEFT_EARLY = "exit code 0 before its loop or its budget was over; loop.stop() ends a loop early"
+
+
 @pytest.mark.parametrize(
     ("code", "said", "verdict"),
     [
-        (
-            0,
-            report(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED),
-            Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False),
-        ),
-        (0, None, Ended(reason=Reason.COMPLETED, failed=False)),
-        (0, report(TrainerPhase.STOPPED), LeaderPreemption("exit code 0")),
-        (143, report(TrainerPhase.STOPPED), LeaderPreemption("exit code 143")),
         (-15, report(TrainerPhase.TRAINING), LeaderPreemption("ended by SIGTERM")),
         (-15, None, Failure("ended by SIGTERM; see its log")),
         (-9, report(TrainerPhase.TRAINING), Failure("ended by SIGKILL; see its log")),
-        (1, report(TrainerPhase.FAILED, Reason.TRAINER_FAILED, "no data"), Failure("exit code 1: no data")),
-        (2, None, Failure("exit code 2; see its log")),
-        (
-            3,
-            report(TrainerPhase.FAILED, Reason.LOSS_NOT_FINITE, "step 7"),
-            Ended(reason=Reason.LOSS_NOT_FINITE, failed=True, message="step 7"),
-        ),
-        (4, None, Failure("exit code 4; see its log")),
-        (
-            0,
-            report(TrainerPhase.TRAINING),
-            Failure("exit code 0 before its loop or its budget was over; loop.stop() ends a loop early"),
-        ),
         (-2, report(TrainerPhase.FAILED, Reason.TRAINER_FAILED, "why"), Failure("ended by SIGINT: why")),
-        (
-            0,
-            report(TrainerPhase.EVALUATING),
-            Failure("exit code 0 before its loop or its budget was over; loop.stop() ends a loop early"),
-        ),
+        (0, report(TrainerPhase.EVALUATING), Failure(LEFT_EARLY)),
         (0, report(TrainerPhase.EVALUATING, Reason.COMPLETED), Ended(reason=Reason.COMPLETED, failed=False)),
         (143, report(TrainerPhase.EVALUATING, Reason.BUDGET_EXHAUSTED), LeaderPreemption("exit code 143")),
+        (4, None, Failure("exit code 4; see its log")),
     ],
 )
 def test_exit_codes(code, said, verdict):
+    """Signals, and what a leader that evaluates has said; the rest stands in `test_kube_ends.py`."""
     assert judge_exit(code, said) == verdict
 
 

@@ -36,13 +36,7 @@ def make_extra_class(server: ApiServer) -> None:
 class InProcess:
     """An operator in a thread; a context manager that stops it in peace."""
 
-    def __init__(
-        self,
-        server: ApiServer,
-        *,
-        kubeconfig: Path | None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, server: ApiServer, *, kubeconfig: Path | None = None, **settings: Any) -> None:
         """`settings` as `KubeSettings`; times are short unless they are given."""
         self._kubeconfig = kubeconfig or server.kubeconfig
         quick = {"restart_seconds": 0.1, "resync_seconds": 20.0, "trainer_image": "trainer:dev"}
@@ -241,8 +235,7 @@ class World:
     def until_event(self, job: str, *reasons: str) -> None:
         """Wait until a job has Events of these reasons: they come after the status that they tell of."""
         self.until(
-            f"{job}: Events {reasons}",
-            lambda: set(reasons) <= {event["reason"] for event in self.jobs.events(job)},
+            f"{job}: Events {reasons}", lambda: set(reasons) <= {event["reason"] for event in self.jobs.events(job)}
         )
 
     def pods(self, job: str) -> dict[str, Raw]:

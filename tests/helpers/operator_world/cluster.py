@@ -158,11 +158,7 @@ class Cluster:
             bound = [worker for worker in self._of(job.key, WorkerRole.BASE) if worker.node is not None]
             up = job.admitted_at is not None and not job.finished and len(bound) >= job.terms.min_replicas
             self.change(
-                job.key,
-                leader_running=up,
-                training=up,
-                has_reported=job.has_reported or up,
-                trained=job.trained or up,
+                job.key, leader_running=up, training=up, has_reported=job.has_reported or up, trained=job.trained or up
             )
 
     def acknowledge(self, key: str) -> None:
@@ -242,11 +238,7 @@ class Cluster:
                 self._make(job, WorkerRole.BASE, range(job.terms.min_replicas))
             case GrantExtra():
                 self.change(
-                    job.key,
-                    extra=action.extra,
-                    granted_at=self.now,
-                    changed_at=self.now,
-                    generation=generation,
+                    job.key, extra=action.extra, granted_at=self.now, changed_at=self.now, generation=generation
                 )
                 self._make(job, WorkerRole.EXTRA, range(job.extra, action.extra))
                 self.promises[job.key] = Promise(job=job.key, extra=action.extra, expires_at=self.now + PROMISE_SECONDS)

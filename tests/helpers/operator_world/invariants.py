@@ -30,12 +30,7 @@ class InvariantError(AssertionError):
 
 
 def check(
-    snapshot: Snapshot,
-    plan: Plan,
-    now: float,
-    *,
-    preempts: bool = False,
-    types: Mapping[str, str | None] | None = None,
+    snapshot: Snapshot, plan: Plan, now: float, *, preempts: bool = False, types: Mapping[str, str | None] | None = None
 ) -> None:
     """Raise `InvariantError` where `plan` breaks an invariant that one tick can show.
 

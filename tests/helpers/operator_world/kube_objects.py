@@ -70,10 +70,7 @@ def raw_node(name: str = "node", gpus: int = 4, gpu_type: str = "", *, ready: st
     return {
         "metadata": {"name": name, "labels": labels},
         "spec": {},
-        "status": {
-            "allocatable": {"cpu": "4", GPU: str(gpus)},
-            "conditions": [{"type": "Ready", "status": ready}],
-        },
+        "status": {"allocatable": {"cpu": "4", GPU: str(gpus)}, "conditions": [{"type": "Ready", "status": ready}]},
     }
 
 
@@ -113,9 +110,7 @@ def raw_worker(
 
 def terminated(code: int, at: float = EPOCH + 10, *, started: float = EPOCH, **words: Any) -> Raw:
     """Return the state of a container that has ended."""
-    return {
-        "terminated": {"exitCode": code, "startedAt": time_at(started), "finishedAt": time_at(at), **words},
-    }
+    return {"terminated": {"exitCode": code, "startedAt": time_at(started), "finishedAt": time_at(at), **words}}
 
 
 def report(incarnation: str, phase: TrainerPhase = TrainerPhase.TRAINING, *, at: float = EPOCH, **facts: Any) -> Report:

@@ -143,10 +143,7 @@ spec:
 @pytest.mark.parametrize(
     ("training", "expected"),
     [
-        (
-            {"batch": "Goodput"},
-            "spec.training: needs maxBatchSize, the largest batch size that",
-        ),
+        ({"batch": "Goodput"}, "spec.training: needs maxBatchSize, the largest batch size that"),
         ({"maxBatchSize": 63}, "spec.training.maxBatchSize: is 63, less than batchSize; must be at least 64"),
         (
             {"batch": "Goodput", "maxBatchSize": 64, "elasticBatch": "scaleLinear"},
@@ -256,14 +253,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
             "spec.cohort: must be lower-case letters, digits and '-', beginning and ending with a letter or digit",
         ),
         ("{quota: []}", "spec.quota: unknown field; did you mean quotas?"),
-        (
-            "{paint: red}",
-            "spec.paint: unknown field; known here: cohort, maxPriority, namespaces, quotas, weight",
-        ),
-        (
-            "{quotas: [{nominal: 1, gpuTyp: a}]}",
-            "spec.quotas[0].gpuTyp: unknown field; did you mean gpuType?",
-        ),
+        ("{paint: red}", "spec.paint: unknown field; known here: cohort, maxPriority, namespaces, quotas, weight"),
+        ("{quotas: [{nominal: 1, gpuTyp: a}]}", "spec.quotas[0].gpuTyp: unknown field; did you mean gpuType?"),
     ],
 )
 def test_a_queue_is_judged_as_the_api_server_does(tmp_path: Path, spec: str, expected: str) -> None:

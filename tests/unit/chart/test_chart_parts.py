@@ -320,10 +320,7 @@ def test_the_definition_is_that_of_the_project_number_by_number(helm: Helm, name
 
 def test_the_platform_may_choose_the_user(helm: Helm) -> None:
     for _, pod in pod_templates(helm.render(sets={"securityContext.runAsUser": "null"})):
-        assert pod["spec"]["securityContext"] == {
-            "runAsNonRoot": True,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        }
+        assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
         if "--controller-name=espalier.dev/operator" in (arguments := pod["spec"]["containers"][0].get("args", [])):
             assert settings_of(main.make_context("espalier-operator", list(arguments)).params).trainer_user is None
 

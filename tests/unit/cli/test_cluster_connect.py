@@ -76,10 +76,7 @@ def test_an_unknown_context_and_those_that_are_known(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path / "config", here="a", there="b")
     outcome = CliRunner().invoke(cli, ["list", "--kubeconfig", str(path), "--context", "her"])
     assert outcome.exit_code == 2
-    assert outcome.stderr.splitlines() == [
-        f"error: {path}: there is no context 'her'",
-        "hint: there are: here, there",
-    ]
+    assert outcome.stderr.splitlines() == [f"error: {path}: there is no context 'her'", "hint: there are: here, there"]
 
 
 @pytest.mark.parametrize("current", [None, "", "deleted"])
@@ -193,13 +190,7 @@ def test_the_first_error_of_several_calls_is_raised(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["--help"],
-        ["validate", str(EXAMPLE)],
-        ["plan", "--snapshot", "-"],
-        ["list", "--help"],
-        ["watch", "--help"],
-    ],
+    [["--help"], ["validate", str(EXAMPLE)], ["plan", "--snapshot", "-"], ["list", "--help"], ["watch", "--help"]],
     ids=" ".join,
 )
 def test_commands_that_need_neither_import_no_client_and_no_torch(words: list[str]) -> None:

@@ -9,18 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from cluster_objects import (
-    NOW,
-    SETTINGS,
-    acted,
-    admitted,
-    gpus,
-    job,
-    lists,
-    node,
-    report,
-    worker,
-)
+from cluster_objects import NOW, SETTINGS, acted, admitted, gpus, job, lists, node, report, worker
 from ruamel.yaml import YAML
 
 from espalier_cli.cluster.decisions import described_share, rows_of, says, share_rows
@@ -260,10 +249,7 @@ def test_a_plan_of_nothing_says_so() -> None:
 def test_a_share_is_reported_with_its_type_its_nodes_and_what_was_ignored() -> None:
     """As `espalier explain` says it."""
     policy = FairPolicy()
-    shares = (
-        Share(job="a", workers=3, spare=1, gpu_type="a100", nodes=("n", "n", "m")),
-        Share(job="b", workers=0),
-    )
+    shares = (Share(job="a", workers=3, spare=1, gpu_type="a100", nodes=("n", "n", "m")), Share(job="b", workers=0))
     made = Plan(actions=(), refusals={}, wake_at=None, shares=shares, ignored=("b: its weight cannot be 0",))
     first, second = described_share("a", made, policy, "own:k=1")
     assert first == "Policy own:k=1 serves it as number 1 of 2, by priority, recent use and age."

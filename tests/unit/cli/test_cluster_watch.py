@@ -60,10 +60,7 @@ def test_what_comes_as_status_and_as_event_is_reported_once(first: str) -> None:
     before, after = job_of(trained()), job_of(trained(adaptation()))
     (line,) = Narrator().of_status(before.status, after)
     narrator = Narrator()
-    told = [
-        lambda: narrator.of_status(before.status, after),
-        lambda: narrator.of_event(event(line)),
-    ]
+    told = [lambda: narrator.of_status(before.status, after), lambda: narrator.of_event(event(line))]
     if first == "event":
         told.reverse()
     assert [told[0](), told[1]()] == [[line], []]

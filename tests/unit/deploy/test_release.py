@@ -67,9 +67,7 @@ def test_tools_have_versions_and_rights_are_few(workflow: dict[str, Any]) -> Non
         assert "secrets." not in step.get("run", ""), "a secret in a command is in the log of the shell"
 
 
-def test_wheels_have_run_before_anything_is_pushed_and_the_chart_names_the_images(
-    workflow: dict[str, Any],
-) -> None:
+def test_wheels_have_run_before_anything_is_pushed_and_the_chart_names_the_images(workflow: dict[str, Any]) -> None:
     values: dict[str, Any] = YAML(typ="safe", pure=True).load((ROOT / "charts/espalier/values.yaml").read_text())
     registry = values["image"]["registry"]
     assert values["image"]["tag"] == "", "that of the chart"

@@ -13,15 +13,7 @@ from hypothesis import strategies as st
 
 from espalier_monitoring.canvas import UNITS, text_of, ticks
 from espalier_monitoring.outputs import BOARDS
-from espalier_monitoring.reading import (
-    label_values,
-    legend,
-    length_of,
-    quoted,
-    rate_interval,
-    seconds_of,
-    substituted,
-)
+from espalier_monitoring.reading import label_values, legend, length_of, quoted, rate_interval, seconds_of, substituted
 
 FACTORS = {" ": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12, "Mil": 1e6, "Bil": 1e9, "Tri": 1e12}
 SECONDS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "hour": 3600, "day": 86400, "week": 604800}

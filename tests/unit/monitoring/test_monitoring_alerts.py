@@ -58,10 +58,7 @@ CASES = (
     Case(
         alert="EspalierOperatorSilent",
         about="another took over within minutes",
-        series={
-            'espalier_operator_leader{pod="a"}': "1x6 stale",
-            'espalier_operator_leader{pod="b"}': "0x9 1x10",
-        },
+        series={'espalier_operator_leader{pod="a"}': "1x6 stale", 'espalier_operator_leader{pod="b"}': "0x9 1x10"},
         at="12m",
     ),
     Case(
@@ -266,10 +263,7 @@ CASES = (
         at="20m",
     ),
     Case(
-        alert="EspalierAdviceFallsBack",
-        about="there is no agent, by choice",
-        series={FELL_BACK: "_x9 5x90"},
-        at="20m",
+        alert="EspalierAdviceFallsBack", about="there is no agent, by choice", series={FELL_BACK: "_x9 5x90"}, at="20m"
     ),
     Case(
         alert="EspalierAdviceFallsBack",

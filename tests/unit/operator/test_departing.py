@@ -18,16 +18,7 @@ from espalier_operator.kube.settings import DEPARTING, KubeSettings
 from espalier_operator.kube.state.workers import sort_pods
 from espalier_operator.kube.state.workers import workers_of as workers_of_pods
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.model import (
-    JobFacts,
-    JobTerms,
-    Node,
-    Reclaim,
-    Snapshot,
-    Stopping,
-    WorkerRole,
-    WorkerState,
-)
+from espalier_operator.model import JobFacts, JobTerms, Node, Reclaim, Snapshot, Stopping, WorkerRole, WorkerState
 from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Replace, Requeue, Stop
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy

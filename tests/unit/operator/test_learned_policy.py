@@ -77,12 +77,7 @@ def test_an_answer_is_what_is_decided_until_it_is_too_old() -> None:
 
 
 @pytest.mark.parametrize(
-    "news",
-    [
-        {"jobs": (job("ns/a"),)},
-        {"jobs": (job("ns/a"), job("ns/b"), job("ns/c"))},
-        {"gpus": 3},
-    ],
+    "news", [{"jobs": (job("ns/a"),)}, {"jobs": (job("ns/a"), job("ns/b"), job("ns/c"))}, {"gpus": 3}]
 )
 def test_the_file_is_asked_again_when_jobs_or_gpus_change(news: dict[str, Any]) -> None:
     assert LearnedPolicy().is_due(replace(told(view("ns/a", "ns/b"), 1, 3), **news))
@@ -138,10 +133,7 @@ def test_whatever_an_answer_says_the_planner_takes_what_can_be() -> None:
     memory = answered(seen, PolicyAnswer(policy="tiny@1", allotments=odd), 60)
     found = plan(replace(snapshot, policy_memory=memory), LearnedPolicy(), 0.0)
     assert {type(action) for action in found.actions} == {Admit}
-    assert found.ignored == (
-        "ns/a: there is no node elsewhere that takes workers",
-        "ns/b: it has a share already",
-    )
+    assert found.ignored == ("ns/a: there is no node elsewhere that takes workers", "ns/b: it has a share already")
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,7 @@ def test_a_cause_that_a_program_has_printed_is_reported_and_the_report_of_others
     story = local_run([job_of("one", backoffLimit=1, template={"spec": {"containers": [container]}})])
     outcome = story.outcomes["one"]
     cause = "exit code 1: IndexError: list index out of range"
-    assert (outcome.reason, outcome.message) == (
-        Reason.CRASH_LOOP,
-        f"2 failures, backoffLimit 1; the last: {cause}",
-    )
+    assert (outcome.reason, outcome.message) == (Reason.CRASH_LOOP, f"2 failures, backoffLimit 1; the last: {cause}")
     assert f"{cause}; started again in" in [event.message for event in story.told("one", JobChanged)][1]
 
 

@@ -127,12 +127,7 @@ def test_time_scale_makes_budgets_and_arrivals_pass_faster(local_run, job_of):
 
 
 def test_real_devices_are_named_to_the_leader(local_run, job_of):
-    local_run(
-        [job_of("one", minReplicas=2, maxReplicas=2, timeBudgetSeconds=0.3)],
-        gpus=2,
-        devices=("3", "5"),
-        seed=7,
-    )
+    local_run([job_of("one", minReplicas=2, maxReplicas=2, timeBudgetSeconds=0.3)], gpus=2, devices=("3", "5"), seed=7)
     environment = json.loads((local_run.directory / "checkpoints" / "environment.json").read_text())
     assert environment["CUDA_VISIBLE_DEVICES"] == "3,5"
     assert environment["ESPALIER_SEED"] == "7"

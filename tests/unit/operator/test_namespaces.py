@@ -223,10 +223,7 @@ def test_a_job_whose_leader_evaluates_does_not_wait_again_for_a_worker_that_a_qu
     assert given_up(evaluates, used=4) == []
 
 
-@given(
-    hard=st.integers(0, 8),
-    sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=5),
-)
+@given(hard=st.integers(0, 8), sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=5))
 def test_grants_never_exceed_the_quota_and_every_job_has_a_reason(hard: int, sizes: list[tuple[int, int]]) -> None:
     jobs = [job(f"team/{number}", low=low, high=low + more) for number, (low, more) in enumerate(sizes)]
     jobs = [

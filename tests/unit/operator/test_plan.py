@@ -9,17 +9,7 @@ from functools import partial
 import pytest
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import (
-    Ended,
-    Node,
-    Promise,
-    Reclaim,
-    Snapshot,
-    Stopping,
-    Worker,
-    WorkerRole,
-    WorkerState,
-)
+from espalier_operator.model import Ended, Node, Promise, Reclaim, Snapshot, Stopping, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import Admit, Fail, Finish, GrantExtra, NoticeReclaim, ReleaseExtra, Requeue, Stop
 from espalier_operator.model.constraints import RESOURCE_LABEL, Constraints, Taint, Toleration
 from espalier_operator.planner import plan
@@ -44,11 +34,7 @@ def foreign(gpus: int, on: str | None = None) -> Worker:
 
 def decide(nodes, jobs, workers=(), promises=(), now=NOW):
     snapshot = Snapshot(
-        taken_at=now,
-        nodes=tuple(nodes),
-        jobs=tuple(jobs),
-        workers=tuple(workers),
-        promises=tuple(promises),
+        taken_at=now, nodes=tuple(nodes), jobs=tuple(jobs), workers=tuple(workers), promises=tuple(promises)
     )
     return plan(snapshot, FairPolicy(), now)
 
@@ -520,10 +506,7 @@ def test_a_gpu_moves_to_who_has_as_little_at_a_higher_priority_after_the_minimum
 
 def test_gpus_on_their_way_back_are_reclaimed_only_once():
     giving = trains(
-        "giving",
-        extra=2,
-        generation=3,
-        reclaim=Reclaim(extra=1, deadline=NOW + 5, reason=Reason.NEEDED_BY_OTHER_JOB),
+        "giving", extra=2, generation=3, reclaim=Reclaim(extra=1, deadline=NOW + 5, reason=Reason.NEEDED_BY_OTHER_JOB)
     )
     other = trains("other", extra=1)
     planned = decide([node("n", 5)], [giving, other, job("next")], [*workers_of(giving, "n"), *workers_of(other, "n")])
@@ -609,11 +592,7 @@ def test_an_announced_departure_is_a_notice_that_ends_with_it():
         ({"used_seconds": 600.0, "evaluating": True}, Finish(job="one", reason=Reason.BUDGET_ENFORCED)),
         (
             {"failures": 4, "last_failure": "exit code 1"},
-            Fail(
-                job="one",
-                reason=Reason.CRASH_LOOP,
-                message="4 failures, backoffLimit 3; the last: exit code 1",
-            ),
+            Fail(job="one", reason=Reason.CRASH_LOOP, message="4 failures, backoffLimit 3; the last: exit code 1"),
         ),
         (
             {"preemptions": 3, "max_preemptions": 2},
@@ -669,19 +648,13 @@ def test_an_announced_departure_is_a_notice_that_ends_with_it():
             {"stopping": Stopping(reason=Reason.SUSPENDED, deadline=NOW + 9), "leader_running": False},
             Requeue(job="one", reason=Reason.SUSPENDED),
         ),
-        (
-            {"stopping": Stopping(reason=Reason.SUSPENDED, deadline=NOW)},
-            Requeue(job="one", reason=Reason.SUSPENDED),
-        ),
+        ({"stopping": Stopping(reason=Reason.SUSPENDED, deadline=NOW)}, Requeue(job="one", reason=Reason.SUSPENDED)),
         (
             {"stopping": Stopping(reason=Reason.GPU_BUDGET_EXHAUSTED, deadline=NOW)},
             Finish(job="one", reason=Reason.GPU_BUDGET_EXHAUSTED),
         ),
         (
-            {
-                "stopping": Stopping(reason=Reason.GPU_BUDGET_EXHAUSTED, deadline=NOW - 60),
-                "evaluating": True,
-            },
+            {"stopping": Stopping(reason=Reason.GPU_BUDGET_EXHAUSTED, deadline=NOW - 60), "evaluating": True},
             Finish(job="one", reason=Reason.GPU_BUDGET_EXHAUSTED),
         ),
         (

@@ -33,9 +33,7 @@ from operator_world.whims import WhimsicalPolicy
 
 QUEUES = (
     QueueLimits(
-        name="a",
-        cohort="all",
-        quotas=(Quota(gpu_type=GPU_TYPES[0], nominal=2, borrowing_limit=1), Quota(nominal=1)),
+        name="a", cohort="all", quotas=(Quota(gpu_type=GPU_TYPES[0], nominal=2, borrowing_limit=1), Quota(nominal=1))
     ),
     QueueLimits(name="b", cohort="all", max_priority=1, quotas=(Quota(gpu_type=GPU_TYPES[0], nominal=1),)),
     QueueLimits(name="c", quotas=(Quota(nominal=2),)),

@@ -33,11 +33,7 @@ class InOrder:
 
 def job(name: str, workers: int = 1, *, at: float = 0.0, yields: bool = True, queue: str = "default") -> JobFacts:
     terms = JobTerms(
-        min_replicas=workers,
-        max_replicas=workers,
-        queue=queue,
-        base_preemptible=yields,
-        time_budget_seconds=5000.0,
+        min_replicas=workers, max_replicas=workers, queue=queue, base_preemptible=yields, time_budget_seconds=5000.0
     )
     return JobFacts(key=name, terms=terms, submitted_at=at)
 

@@ -130,11 +130,7 @@ def test_a_job_needs_a_queue_that_takes_it() -> None:
     low = QueueLimits(name="low", max_priority=0)
     planned = decide((theirs, low), job("x", "none"), job("y", "theirs"), job("z", "low", priority=1), job("v", "low"))
     assert admitted(planned) == ["v"]
-    assert refused(planned) == {
-        "x": Reason.QUEUE_NOT_FOUND,
-        "y": Reason.QUEUE_NOT_FOUND,
-        "z": Reason.PRIORITY_TOO_HIGH,
-    }
+    assert refused(planned) == {"x": Reason.QUEUE_NOT_FOUND, "y": Reason.QUEUE_NOT_FOUND, "z": Reason.PRIORITY_TOO_HIGH}
 
 
 def test_a_smaller_quota_takes_nothing_from_jobs_that_run() -> None:

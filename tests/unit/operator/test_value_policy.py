@@ -60,11 +60,7 @@ def share_of(decision: Decision, job: str) -> Share:
 
 def test_the_gpu_goes_where_a_second_of_it_gains_most() -> None:
     jobs = [running("old"), running("slow", submitted_at=1.0), running("quick", submitted_at=2.0)]
-    bids = {
-        "old": growing(0.01),
-        "slow": growing(0.04, 400.0),
-        "quick": growing(0.03),
-    }
+    bids = {"old": growing(0.01), "slow": growing(0.04, 400.0), "quick": growing(0.03)}
     decision = decided(jobs, bids, gpus=4)
     assert lent(decision) == ["quick"]
     assert decision.until == 50.0 + AGAIN_SECONDS, "the others wait, and what they gain falls with time"

@@ -211,11 +211,7 @@ def test_what_is_more_than_a_share_is_handed_back_though_nobody_needs_it(share: 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [
-        ({}, Reason.HELD_BY_POLICY),
-        ({"base": 9}, Reason.TOO_LARGE),
-        ({"hold_until": 120.0}, Reason.UNSCHEDULABLE),
-    ],
+    [({}, Reason.HELD_BY_POLICY), ({"base": 9}, Reason.TOO_LARGE), ({"hold_until": 120.0}, Reason.UNSCHEDULABLE)],
 )
 def test_a_job_that_the_policy_lets_wait_says_what_else_would_keep_it_waiting(
     changes: dict[str, Any], reason: Reason

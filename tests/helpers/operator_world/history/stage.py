@@ -51,11 +51,7 @@ class Stage:
         scheduler = KubeScheduler(self.random.choice((LEAST_ALLOCATED, MOST_ALLOCATED)), Random(seed))
         self.world = SharedCluster(scheduler, self.random)
         self._kept = Kept(self.world)
-        self.kinds = {
-            **(DEVICE_KINDS if kind.has_devices else {}),
-            **KINDS,
-            **(DEFAULTS if kind.has_defaults else {}),
-        }
+        self.kinds = {**(DEVICE_KINDS if kind.has_devices else {}), **KINDS, **(DEFAULTS if kind.has_defaults else {})}
         """Of objects that operators see, in the order in which they list them."""
         self.world.webhooks.injects_side_cars = kind.has_side_cars
         if kind.has_devices:

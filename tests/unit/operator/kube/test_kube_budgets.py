@@ -21,16 +21,7 @@ from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Ended, WorkerRole
 from operator_world.kube_looks import look, observed, status_at
-from operator_world.kube_objects import (
-    EPOCH,
-    GPU,
-    kube_job,
-    raw_worker,
-    report,
-    template,
-    terminated,
-    time_at,
-)
+from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_worker, report, template, terminated, time_at
 
 SETTINGS = KubeSettings(start_up_allowance_seconds=20, restart_seconds=1)
 TWO_GPUS = template({"resources": {"limits": {GPU: 2}}})

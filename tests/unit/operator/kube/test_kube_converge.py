@@ -47,10 +47,7 @@ STARTED = replace(LENT, incarnations=("b0", "b1"))
 """Its base workers run; two extra ones were granted with generation 2."""
 KEPT = replace(STARTED, promised_until=None)
 OVER = replace(
-    KEPT,
-    extra=0,
-    outcome=Ended(reason=Reason.COMPLETED, failed=False, message="well"),
-    grant=Grant(generation=3),
+    KEPT, extra=0, outcome=Ended(reason=Reason.COMPLETED, failed=False, message="well"), grant=Grant(generation=3)
 )
 
 

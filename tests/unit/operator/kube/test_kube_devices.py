@@ -279,10 +279,7 @@ def test_a_claim_that_somebody_made_for_a_worker_counts_where_the_worker_does_no
     assert known.free() == 3
 
 
-@given(
-    data=st.data(),
-    order=st.permutations(["Node", "Class", "Slice", "Template", "Claim"]),
-)
+@given(data=st.data(), order=st.permutations(["Node", "Class", "Slice", "Template", "Claim"]))
 def test_in_any_order_free_is_what_is_there_without_what_claims_name(data: st.DataObject, order: list[str]) -> None:
     """Compared with a plain count; whatever comes twice, late or not at all."""
     nodes, names = ("a", "b"), [f"gpu-{number}" for number in range(4)]

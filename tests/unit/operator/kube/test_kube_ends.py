@@ -102,12 +102,7 @@ def failed(message: str, wait: float = 1.0) -> JobState:
 
 def preempted(reason: Reason = Reason.PREEMPTED) -> JobState:
     return replace(
-        STATE,
-        attempts=(5, 0),
-        incarnations=("", "worker"),
-        restarts=1,
-        preemptions=1,
-        last_failure=SENTENCES[reason],
+        STATE, attempts=(5, 0), incarnations=("", "worker"), restarts=1, preemptions=1, last_failure=SENTENCES[reason]
     )
 
 
@@ -356,12 +351,7 @@ def test_a_node_that_refuses_a_leader_is_not_asked_again_at_once(reason):
         (137, 5, {"killed": "OOMKilled"}, False),
         (143, 5, {"deleting": True}, False),
         (137, 5, FULL, False),
-        (
-            143,
-            5,
-            {"reason": "Terminated", "message": "imminent node shutdown"},
-            False,
-        ),
+        (143, 5, {"reason": "Terminated", "message": "imminent node shutdown"}, False),
         (143, 5, {"reason": "Preempting", "message": "Preempted in order to admit critical pod"}, False),
         (137, 500, {"reason": "Evicted", "message": "The node was low on resource: memory."}, True),
     ],
@@ -609,10 +599,7 @@ def end_of_worker(code: int, **changes: Any) -> dict[str, Any]:
     ("pods", "expected"),
     [
         ([worker()], STATE),
-        (
-            [end_of_worker(0)],
-            replaced(failures=1, last_failure="base worker 1: exit code 0", not_before=NOW + 1),
-        ),
+        ([end_of_worker(0)], replaced(failures=1, last_failure="base worker 1: exit code 0", not_before=NOW + 1)),
         ([end_of_worker(0, deleting=True)], replaced()),
         ([end_of_worker(0, reason="Evicted")], replaced()),
         ([end_of_worker(137, deleting=True)], replaced()),
@@ -631,10 +618,7 @@ def end_of_worker(code: int, **changes: Any) -> dict[str, Any]:
                 not_before=NOW + 1,
             ),
         ),
-        (
-            [end_of_worker(1)],
-            replaced(failures=1, last_failure="base worker 1: exit code 1", not_before=NOW + 1),
-        ),
+        ([end_of_worker(1)], replaced(failures=1, last_failure="base worker 1: exit code 1", not_before=NOW + 1)),
         (
             [{**worker("Failed"), "status": {"phase": "Failed", "reason": "NodeAffinity"}}],
             replaced(not_before=NOW + 10, last_failure="node node refused it: NodeAffinity"),
@@ -716,8 +700,7 @@ def test_nothing_more_is_judged_once_the_job_has_ended():
 
 
 @pytest.mark.parametrize(
-    ("bound", "kept"),
-    [((), True), (("node",), True), (("node", None), True), (("node", "node"), False)],
+    ("bound", "kept"), [((), True), (("node",), True), (("node", None), True), (("node", "node"), False)]
 )
 def test_a_promise_is_over_once_all_that_were_promised_have_a_node(bound, kept):
     promised = replace(STATE, extra=2, extra_generation=2, promised_until=NOW + 60)

@@ -97,12 +97,7 @@ def objects_of(name: str) -> Objects:
     written = raw_report(job, told.model_copy(update={"job": f"ns/{name}"}))
     written["metadata"]["managedFields"] = [{"manager": "m", "time": time_at(EPOCH + 10)}]
     made = {**raw_job(name, spec, uid=uid), "status": status}
-    return (
-        (resources.JOBS, made),
-        (resources.PODS, leader),
-        (resources.PODS, extra),
-        (resources.CONFIG_MAPS, written),
-    )
+    return ((resources.JOBS, made), (resources.PODS, leader), (resources.PODS, extra), (resources.CONFIG_MAPS, written))
 
 
 def at(version: int, raw: Raw) -> Raw:

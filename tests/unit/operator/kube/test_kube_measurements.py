@@ -124,8 +124,7 @@ def test_a_reclaim_is_timed_from_its_notice(reason: Reason, preemptions: int, ou
         last_transition_time=at(10),
     )
     before = JobStatus(
-        conditions=(pending,),
-        scheduling=SchedulingStatus(admitted_at=at(1), attempts=(0,), extra=1, reclaim=notice),
+        conditions=(pending,), scheduling=SchedulingStatus(admitted_at=at(1), attempts=(0,), extra=1, reclaim=notice)
     )
     after = JobStatus(
         allocation=Allocation(generation=4, reason=reason),
@@ -190,9 +189,7 @@ def test_gpu_seconds_are_those_of_base_and_extra_together(budget: TimeBudgetStat
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 3), st.integers(0, 3)), max_size=8))
-def test_counted_step_by_step_it_comes_to_the_same_as_at_once(
-    steps: list[tuple[float, int, int]],
-) -> None:
+def test_counted_step_by_step_it_comes_to_the_same_as_at_once(steps: list[tuple[float, int, int]]) -> None:
     used = gpus = 0.0
     restarts = preemptions = 0
     statuses = [JobStatus()]

@@ -215,14 +215,7 @@ def test_never_more_is_asked_for_than_may_come_and_nothing_without_a_group(
 ) -> None:
     nodes = tuple(Node(name=f"n{n}", gpu_type="a", allocatable=4, labels={"pool": "g"}) for n in range(there))
     foreign = [
-        Worker(
-            name=f"others/{n}",
-            job=None,
-            role=WorkerRole.FOREIGN,
-            node="n0",
-            gpus=1,
-            state=WorkerState.RUNNING,
-        )
+        Worker(name=f"others/{n}", job=None, role=WorkerRole.FOREIGN, node="n0", gpus=1, state=WorkerState.RUNNING)
         for n in range(lent if there else 0)
     ]
     jobs = [job(f"j{index}", size, at=float(index)) for index, size in enumerate(sizes)]

@@ -123,20 +123,12 @@ def test_the_objects_of_a_job_in_the_order_in_which_they_are_made():
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": {"name": "one", **OWNED},
-            "spec": {
-                "clusterIP": "None",
-                "publishNotReadyAddresses": True,
-                "selector": {"espalier.dev/job": "one"},
-            },
+            "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"espalier.dev/job": "one"}},
         },
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {
-                "name": "one-report",
-                **OWNED,
-                "labels": {**OWNED["labels"], "espalier.dev/report": "true"},
-            },
+            "metadata": {"name": "one-report", **OWNED, "labels": {**OWNED["labels"], "espalier.dev/report": "true"}},
         },
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "one-trainer", **OWNED}},
         {
@@ -745,10 +737,7 @@ def test_an_odd_template_is_refused_with_its_field_or_built(given_template, gpu_
             {"spec": {"affinity": {"nodeAffinity": [3]}}},
             "spec.template.spec.affinity.nodeAffinity: is a list; must be a mapping",
         ),
-        (
-            {"spec": {"imagePullSecrets": {}}},
-            "spec.template.spec.imagePullSecrets: is a mapping; must be a list",
-        ),
+        ({"spec": {"imagePullSecrets": {}}}, "spec.template.spec.imagePullSecrets: is a mapping; must be a list"),
         (
             {"spec": {"imagePullSecrets": ["mine"]}},
             "spec.template.spec.imagePullSecrets[0]: is text; must be a mapping",

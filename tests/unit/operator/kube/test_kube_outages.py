@@ -141,9 +141,7 @@ PODS = st.builds(
     deleting=st.booleans(),
 )
 NODES = st.builds(
-    replace,
-    st.sampled_from([WELL, SILENT]),
-    taints=st.sampled_from([(), (Taint(OUT_OF_SERVICE, "", "NoExecute"),)]),
+    replace, st.sampled_from([WELL, SILENT]), taints=st.sampled_from([(), (Taint(OUT_OF_SERVICE, "", "NoExecute"),)])
 )
 
 

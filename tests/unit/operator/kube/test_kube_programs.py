@@ -199,14 +199,7 @@ async def serving(handler: Handler) -> AsyncIterator[tuple[KubeClient, int]]:
 def source(spec: Any, pod: str = "leader", *, ended: bool = False) -> ProgressSource:
     """Return a source on this machine."""
     return ProgressSource(
-        job="uid",
-        pod=pod,
-        namespace="ns",
-        name=pod,
-        container="trainer",
-        address="127.0.0.1",
-        ended=ended,
-        spec=spec,
+        job="uid", pod=pod, namespace="ns", name=pod, container="trainer", address="127.0.0.1", ended=ended, spec=spec
     )
 
 

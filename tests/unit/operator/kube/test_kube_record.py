@@ -133,12 +133,7 @@ def test_admission():
 
 def test_lending_promises_workers_of_which_the_leader_does_not_know_yet():
     expected = replace(
-        ADMITTED,
-        extra=2,
-        extra_generation=2,
-        granted_at=NOW + 1,
-        changed_at=NOW + 1,
-        promised_until=NOW + 21,
+        ADMITTED, extra=2, extra_generation=2, granted_at=NOW + 1, changed_at=NOW + 1, promised_until=NOW + 21
     )
     assert does(ADMITTED, GrantExtra(job=J, extra=2), NOW + 1) == expected
 
@@ -169,11 +164,7 @@ def test_a_notice_lowers_the_allocation_before_anything_is_taken():
 
 
 @pytest.mark.parametrize(
-    ("forced", "reason", "preemptions"),
-    [
-        (False, Reason.RECLAIM_ACKNOWLEDGED, 0),
-        (True, Reason.RECLAIM_FORCED, 1),
-    ],
+    ("forced", "reason", "preemptions"), [(False, Reason.RECLAIM_ACKNOWLEDGED, 0), (True, Reason.RECLAIM_FORCED, 1)]
 )
 def test_release_after_a_notice_says_nothing_new(forced, reason, preemptions):
     released = does(ASKED, ReleaseExtra(job=J, extra=1, forced=forced, reason=reason), NOW + 31)
@@ -242,12 +233,7 @@ def test_extra_workers_that_never_ran_were_not_taken_from_a_job():
 
 @pytest.mark.parametrize(
     "reason",
-    [
-        Reason.UNSCHEDULABLE,
-        Reason.POD_REJECTED,
-        Reason.IMAGE_PULL_FAILED,
-        Reason.PRE_RUNNING_DEADLINE_EXCEEDED,
-    ],
+    [Reason.UNSCHEDULABLE, Reason.POD_REJECTED, Reason.IMAGE_PULL_FAILED, Reason.PRE_RUNNING_DEADLINE_EXCEEDED],
 )
 def test_a_job_that_could_not_use_what_it_was_granted_is_held_back(reason):
     assert does(RUNNING, Requeue(job=J, reason=reason)).hold_until == NOW + TIMING.hold

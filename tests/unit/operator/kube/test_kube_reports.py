@@ -44,8 +44,7 @@ class Desk:
     def say(self, text: str, **metadata: Any) -> None:
         raw = raw_report(kube_job(), report("leader"))
         self.take(
-            resources.CONFIG_MAPS,
-            {**raw, "metadata": {**raw["metadata"], **metadata}, "data": {"report.json": text}},
+            resources.CONFIG_MAPS, {**raw, "metadata": {**raw["metadata"], **metadata}, "data": {"report.json": text}}
         )
 
     def read_late(self) -> None:

@@ -110,15 +110,7 @@ def test_the_last_decision_is_reported_with_what_else_it_could_have_been() -> No
 def test_measured_figures_have_one_series_a_job() -> None:
     """Of the configurations the last; a noise scale that is not known has none."""
     speeds = tuple(
-        Speed(
-            nodes=1,
-            workers=workers,
-            batch_size=8,
-            parameters=9,
-            steps=5,
-            step_seconds=1 / workers,
-            sync_seconds=0,
-        )
+        Speed(nodes=1, workers=workers, batch_size=8, parameters=9, steps=5, step_seconds=1 / workers, sync_seconds=0)
         for workers in (1, 2)
     )
     hidden, known = (GradientNoise(squared_norm=norm, variance=8, samples=1) for norm in (0, 2))
@@ -164,10 +156,7 @@ def test_who_trains_together_is_reported_while_the_job_runs() -> None:
 
 def test_a_job_that_waits_says_for_what_and_for_how_long() -> None:
     refused = Condition(
-        type=ConditionType.ADMITTED,
-        status=ConditionStatus.FALSE,
-        reason=Reason.NO_FREE_GPU,
-        last_transition_time=TIME,
+        type=ConditionType.ADMITTED, status=ConditionStatus.FALSE, reason=Reason.NO_FREE_GPU, last_transition_time=TIME
     )
     made = series_of([live("one", JobStatus(conditions=(refused,)), facts("one"))], Snapshot(taken_at=NOW), NOW)
     assert made["espalier_jobs_waiting"] == {("team", "default", "NoFreeGPU"): 1}
@@ -316,10 +305,7 @@ def test_the_catalogue_names_follow_the_conventions() -> None:
 
 
 def test_a_job_s_place_and_share_are_shown() -> None:
-    shares = (
-        Share(job="team/one", workers=2, spare=1, gpu_type="a100"),
-        Share(job="team/two", workers=0),
-    )
+    shares = (Share(job="team/one", workers=2, spare=1, gpu_type="a100"), Share(job="team/two", workers=0))
     made = series_of([], Snapshot(taken_at=NOW), NOW, shares)
     assert made["espalier_job_policy_place"] == {("team", "one"): 1, ("team", "two"): 2}
     assert made["espalier_job_share_workers"] == {

@@ -115,13 +115,7 @@ def test_an_adaptation_that_is_reported_again_is_brought_up_to_date_and_the_last
 
 def speed(workers: int, seconds: float = 1.0, parameters: int = 10) -> Speed:
     return Speed(
-        nodes=1,
-        workers=workers,
-        batch_size=8,
-        parameters=parameters,
-        steps=20,
-        step_seconds=seconds,
-        sync_seconds=0.0,
+        nodes=1, workers=workers, batch_size=8, parameters=parameters, steps=20, step_seconds=seconds, sync_seconds=0.0
     )
 
 
@@ -258,13 +252,7 @@ def test_the_largest_report_is_cut_down():
     assert status.adaptation_count == 100
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {"training": False, "last_failure": "x" * 10**6},
-        {"extra": 1},
-    ],
-)
+@pytest.mark.parametrize("facts", [{"training": False, "last_failure": "x" * 10**6}, {"extra": 1}])
 def test_messages_are_cut_down(facts):
     last = grown(1, reason=Reason.AGENT_UNAVAILABLE, message="x" * 10**6)
     status = status_with(report("a", adaptations=(last,)), **facts)

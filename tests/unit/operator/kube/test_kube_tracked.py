@@ -21,16 +21,7 @@ from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.model import Placement, WorkerRole
 from espalier_operator.model.actions import Admit, Finish, GrantExtra, ReleaseExtra, Requeue
-from operator_world.kube_objects import (
-    EPOCH,
-    raw_job,
-    raw_node,
-    raw_report,
-    raw_worker,
-    report,
-    template,
-    time_at,
-)
+from operator_world.kube_objects import EPOCH, raw_job, raw_node, raw_report, raw_worker, report, template, time_at
 
 SETTINGS = KubeSettings(persist_seconds=8.0)
 

@@ -20,7 +20,7 @@ from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
 from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.objects.nodes import constraints_of, parse_node, request_of, requests_of
-from espalier_operator.kube.objects.pods import parse_pod
+from espalier_operator.kube.objects.pods import UNKNOWN, parse_pod, read_pod
 from espalier_operator.kube.objects.queues import parse_queue_object
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import foreign_worker
@@ -712,6 +712,10 @@ def test_no_pod_is_too_strange(raw):
     assert pod.gpus >= 0
     assert (pod.owner is None) == (pod.role is WorkerRole.FOREIGN)
     json.dumps([pod.message, pod.name])
+    known = read_pod(raw, SETTINGS, lambda *_: ()) or UNKNOWN
+    assert known.pod == (pod if pod.owner is not None or (pod.gpus and not pod.ended) else None)
+    assert (known.load is None) == (pod.node is None or pod.ended)
+    assert known.load is None or (known.load.node, known.load.owner) == (pod.node, pod.owner)
 
 
 @given(mutated(full_node()))

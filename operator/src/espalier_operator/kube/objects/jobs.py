@@ -16,7 +16,7 @@ from espalier_operator.kube.objects.devices import DeviceRequest, claimed_by_job
 from espalier_operator.kube.objects.limits import Defaults, scopes_of, with_defaults
 from espalier_operator.kube.objects.names import QUEUE_NAME_LABEL, JobRef
 from espalier_operator.kube.objects.nodes import Terms as VolumeTerms
-from espalier_operator.kube.objects.nodes import claims_of, constraints_of, request_of, resource_of
+from espalier_operator.kube.objects.nodes import claims_of, constraints_of, request_of, requests_gpus, resource_of
 from espalier_operator.kube.reading import is_deeper, mapping, text, time, whole
 from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
 from espalier_operator.model import JobTerms, grace_of
@@ -224,7 +224,7 @@ def _claimed(
     if job.spec.template is None or not settings.device_classes:
         return (), ()
     namespace, pod_spec = job.metadata.namespace, job.spec.template.spec.to_json()
-    needed = not any(request_of(pod_spec, resource) for resource in settings.gpu_resources)
+    needed = not requests_gpus(pod_spec, settings)
     found = lambda name: claim_template(f"{namespace}/{name}")  # noqa: E731
     return claimed_by_job(pod_spec, settings.device_classes, found, needed=needed)
 

@@ -49,6 +49,11 @@ def resource_of(spec: Raw, settings: KubeSettings) -> str:
     return next((each for each in settings.gpu_resources if request_of(spec, each)), settings.gpu_resource)
 
 
+def requests_gpus(spec: Raw, settings: KubeSettings) -> bool:
+    """Return whether a pod of `spec` requests GPUs of any resource of the settings."""
+    return any(request_of(spec, each) for each in settings.gpu_resources)
+
+
 def constraints_of(spec: Raw, gpu_resource: str, tolerated: Iterable[str] = ()) -> Constraints:
     """Return the constraints of a pod of `spec`; taints with a key in `tolerated` are tolerated as well.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from sys import intern
+from typing import Final
 
 from espalier_core.k8s.resources import Raw, trainer_of
 from espalier_core.types.job import ALLOCATION_ANNOTATION
@@ -18,6 +19,7 @@ from espalier_operator.kube.objects.nodes import (
     constraints_of,
     patience_of,
     request_of,
+    requests_gpus,
     requests_of,
     resource_of,
 )
@@ -106,12 +108,6 @@ class Pod(PodStatus):
         return waits and self.started_at is None
 
 
-def concerns_gpus(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> bool:
-    """Return whether a pod requests GPUs, or claims to be a worker of a job; `claimed` as for `parse_pod`."""
-    spec = with_claimed(mapping(raw, "spec"), claimed)
-    return any(request_of(spec, each) for each in settings.gpu_resources) or owner_of(raw) is not None
-
-
 def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
     """Return the facts of a pod. Never raises: a missing or malformed field counts as absent.
 
@@ -119,7 +115,7 @@ def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
     """
     metadata, spec = mapping(raw, "metadata"), with_claimed(mapping(raw, "spec"), claimed)
     name, namespace = text(metadata, "name"), text(metadata, "namespace") or "default"
-    owner, (role, index, attempt) = worker_of(raw)
+    owner, (role, index, attempt) = _worker_of(raw)
     node = text(spec, "nodeName") or None
     resource = resource_of(spec, settings)
     selected = text(spec, "nodeSelector", settings.gpu_type_label)
@@ -170,7 +166,7 @@ def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
     )
 
 
-def worker_of(raw: Raw) -> tuple[JobRef | None, tuple[WorkerRole, int, int]]:
+def _worker_of(raw: Raw) -> tuple[JobRef | None, tuple[WorkerRole, int, int]]:
     """Return the job that a pod claims (None if none), and by its name the role, index and attempt of the worker."""
     owner = owner_of(raw)
     worker = None if owner is None else names.worker_of(owner.name, text(raw, "metadata", "name"))
@@ -230,14 +226,34 @@ class Load:
     """As in `Pod`."""
 
 
-def parse_load(raw: Raw, settings: KubeSettings) -> Load | None:
-    """Return a pod's load on its node, without claimed devices; None where it has ended, or has no node yet."""
-    spec = mapping(raw, "spec")
-    node = text(spec, "nodeName")
-    if not node or text(raw, "status", "phase") in ("Succeeded", "Failed"):
-        return None
-    requests = _shared(requests_of(spec, resource_of(spec, settings)))
-    return Load(intern(node), requests, worker_of(raw)[0])
+@dataclass(frozen=True, slots=True)
+class KnownPod:
+    """What is kept of any pod of the cluster: most neither hold nor want GPUs, and are only loads."""
+
+    pod: Pod | None
+    """It holds or wants GPUs, or is a worker of ours."""
+    load: Load | None
+    """None where it has ended, or has no node yet."""
+
+
+UNKNOWN: Final = KnownPod(None, None)
+"""What is known of a pod that does not exist."""
+
+
+def read_pod(raw: Raw, settings: KubeSettings, claimed_by: Callable[[Raw, bool], Amounts]) -> KnownPod | None:
+    """Return what is to be known of a pod; None: nothing. Never raises.
+
+    `claimed_by` returns the devices that count as its GPUs, given whether it claims to be a worker of a job.
+    """
+    spec, owner = mapping(raw, "spec"), _worker_of(raw)[0]
+    node, ended = text(spec, "nodeName"), text(raw, "status", "phase") in ("Succeeded", "Failed")
+    claimed = claimed_by(raw, owner is not None)
+    pod, load = None, None
+    if owner is not None or (not ended and requests_gpus(with_claimed(spec, claimed), settings)):
+        pod = parse_pod(raw, settings, claimed)
+    if node and not ended:
+        load = Load(intern(node), _shared(requests_of(spec, resource_of(spec, settings))), owner)
+    return None if pod is None and load is None else KnownPod(pod, load)
 
 
 @lru_cache(maxsize=4096)

@@ -21,7 +21,7 @@ from espalier_operator.kube.objects.devices import (
     parse_template,
     templates_of,
 )
-from espalier_operator.kube.objects.pods import Load, Pod
+from espalier_operator.kube.objects.pods import UNKNOWN, KnownPod
 from espalier_operator.kube.reading import entries, mapping, text
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.indexer import Indexer, discard
@@ -90,7 +90,7 @@ class Devices:
             counts.update((node, resource) for resource in found)
         return counts
 
-    def claimed_by(self, pod: Raw, *, is_worker: bool) -> Amounts:
+    def claimed_by(self, pod: Raw, is_worker: bool) -> Amounts:
         """Return the devices that count as a pod's GPUs, by resource.
 
         For a worker these are the devices of its own claims, which were or will be made from templates. Foreign claims
@@ -184,13 +184,12 @@ class ClaimedDevices:
         settings: KubeSettings,
         time: Callable[[], float],
         devices: Devices,
-        pods: Indexer[Pod],
-        loads: Indexer[Load],
+        pods: Indexer[KnownPod],
         foreign_workers: dict[str, Worker],
     ) -> None:
         """Take `foreign_workers`, which is kept up to date, by name of the worker; no claim holds devices yet."""
         self._settings, self._time, self._devices = settings, time, devices
-        self._pods, self._loads, self._foreign_workers = pods, loads, foreign_workers
+        self._pods, self._foreign_workers = pods, foreign_workers
         self._left_by_pod: dict[str, float] = {}
         """Time since which the pod of a claim is missing, by key of the claim."""
         self._held_by_claim: dict[str, list[str]] = defaultdict(list)
@@ -208,12 +207,13 @@ class ClaimedDevices:
             if claim is None or not claim.devices:
                 self._left_by_pod.pop(key, None)
                 continue
-            pod = None if claim.pod is None else self._pods.get(claim.pod)
+            known = self._pods.get(claim.pod or "") or UNKNOWN
+            pod = known.pod
             lives = pod is not None and not pod.ended
             if pod is not None and lives and key in pod.device_claims:
                 self._left_by_pod.pop(key, None)
                 continue
-            left = claim.deleting or (claim.pod is not None and not lives and self._loads.get(claim.pod) is None)
+            left = claim.deleting or (claim.pod is not None and not lives and known.load is None)
             since = self._left_by_pod.setdefault(key, self._time()) if left else self._left_by_pod.pop(key, None)
             for (node, resource), count in self._devices.held_by(claim).items():
                 worker = Worker(

@@ -60,11 +60,11 @@ class Informer:
         """
         self._client, self._configuration, self._store = client, configuration, store
         self._settings, self._clock, self._listed, self._kopf_started = settings, clock, listed, kopf_started
-        self._large: dict[resources.Resource, tuple[Indexer[Any], ...]] = {
-            resources.NODES: (store.nodes,),
-            resources.PODS: (store.pods, store.loads),
+        self._large: dict[resources.Resource, Indexer[Any]] = {
+            resources.NODES: store.nodes,
+            resources.PODS: store.pods,
         }
-        """Indexers of kinds with thousands of objects; objects that the first does not keep, another may."""
+        """Indexers of kinds with thousands of objects."""
         self._relist = asyncio.Event()
         self._doubt = doubt
         self._refused: dict[resources.Resource, Status] = {}
@@ -131,12 +131,13 @@ class Informer:
 
         Once the kind is known, only the versions are listed, as the watches have brought nearly all objects.
         """
-        if self._large[resource][0].listed_version is not None:
+        if self._large[resource].listed_version is not None:
             new: dict[str, resources.Raw] = {}
 
             def compare(identity: resources.Raw) -> resources.Raw:
-                if self._is_new(resource, identity):
-                    new[resources.key_of(identity)] = identity["metadata"]
+                key = resources.key_of(identity)
+                if not self._large[resource].is_current(key, resources.version_of(identity)):
+                    new[key] = identity["metadata"]
                 return identity
 
             found = await self._client.list(resource, None, **selectors, keep=compare, identities=True)
@@ -145,13 +146,6 @@ class Informer:
                     await self._read_again(resource, metadata)
                 return found
         return await self._client.list(resource, None, **selectors, keep=self._taking(resource))
-
-    def _is_new(self, resource: resources.Resource, identity: resources.Raw) -> bool:
-        """Return whether an object, or its version, is unknown to the store."""
-        key, version = resources.key_of(identity), resources.version_of(identity)
-        first, *others = self._large[resource]
-        known = (first,) if first.get(key) is not None else (first, *others)
-        return not any(indexer.is_current(key, version) for indexer in known)
 
     async def _read_again(self, resource: resources.Resource, metadata: resources.Raw) -> None:
         """Record the current state of an object, by a list, which the operator may make of all kinds."""

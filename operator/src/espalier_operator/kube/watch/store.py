@@ -20,14 +20,14 @@ from espalier_operator.kube.objects.limits import parse_quota
 from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.pods import (
+    UNKNOWN,
+    KnownPod,
     Load,
     Pod,
     Target,
-    concerns_gpus,
     parse_eviction_request,
-    parse_load,
     parse_pod,
-    worker_of,
+    read_pod,
 )
 from espalier_operator.kube.objects.queues import QueueObject, parse_queue_object
 from espalier_operator.kube.reading import mapping
@@ -73,9 +73,7 @@ class Store:
         self.received_at: dict[str, float] = {}
         """Time of the last delivery by a list or a watch, by kind (plural)."""
         self.nodes: Indexer[Node] = Indexer(self._parse_node, self._node_changed)
-        self.pods: Indexer[Pod] = Indexer(self._parse_pod, self._pod_changed)
-        self.loads: Indexer[Load] = Indexer(lambda raw, _: parse_load(raw, self._settings), self._load_changed)
-        """Loads of pods on their nodes, with or without GPUs."""
+        self.pods: Indexer[KnownPod] = Indexer(self._parse_pod, self._known_pod_changed)
         self.reports = LastReports(time, self._is_known, lambda job: self._mark(self._reported, job), changed)
         self.queue_objects: Indexer[QueueObject] = Indexer(lambda raw, _: parse_queue_object(raw), self._queue_changed)
         self.quotas: Indexer[Limits] = Indexer(lambda raw, _: parse_quota(raw) or None, self._quota_changed)
@@ -117,7 +115,7 @@ class Store:
         self.planned_nodes = self._usage.planned_nodes
         self._filed = PodIndex()
         self.pods_by_job, self.foreign_workers = self._filed.by_job, self._filed.foreign_workers
-        self._claimed = ClaimedDevices(settings, time, self.devices, self.pods, self.loads, self.foreign_workers)
+        self._claimed = ClaimedDevices(settings, time, self.devices, self.pods, self.foreign_workers)
         self.doubtful: dict[str, tuple[Pod, int]] = {}
         """Our pods that are unwatched since a version, ended or gone, to be read again."""
         self.overwritten: set[str] = set()
@@ -134,15 +132,13 @@ class Store:
         key = key_of(raw)
         if event != "DELETED":
             indexer.put(raw)
-            if resource is resources.PODS:
-                self.loads.put(raw)
             return
         if resource is resources.PODS:
-            self.loads.drop(key, version_of(raw))
-            last, pod = parse_pod(raw, self._settings), self.pods.get(key)
+            last, pod = parse_pod(raw, self._settings), (self.pods.get(key) or UNKNOWN).pod
             if last.owner is not None and last.done:
                 indexer.put(raw)  # the last information on the end of its worker
             elif pod is not None and pod.owner is not None and pod.uid == last.uid:
+                self.pods.change(key, KnownPod(pod, None))
                 self.doubt(pod, version_of(raw))
                 return
         indexer.drop(key, version_of(raw))
@@ -155,10 +151,7 @@ class Store:
     def replace(self, resource: Resource, items: Iterable[Raw], version: int, taken: Collection[str] = ()) -> None:
         """Record a list of all objects of a kind: `items`, and the keys of those `taken` already."""
         self.received_at[resource.plural] = self._time()
-        items = list(items)  # pods are read twice
         self._indexers[resource].replace(items, version, taken)
-        if resource is resources.PODS:
-            self.loads.replace(items, version, taken)
 
     def count(self, resource: Resource) -> int:
         """Return the number of known objects of a kind."""
@@ -256,18 +249,17 @@ class Store:
     def _parse_node(self, raw: Raw, before: Node | None) -> Node:
         return parse_node(raw, self._settings)
 
-    def _parse_pod(self, raw: Raw, before: Pod | None) -> Pod | None:
-        """Parse a pod that holds or wants GPUs, or is ours; most pods of a cluster are neither."""
-        claimed = self.devices.claimed_by(raw, is_worker=worker_of(raw)[0] is not None)
-        if not concerns_gpus(raw, self._settings, claimed):
-            return None
-        pod = parse_pod(raw, self._settings, claimed)
-        if before is not None and before.uid == pod.uid and before.done:
-            by_itself = before.exit_code is not None and not (before.deleting or before.disrupted)
-            pod = replace(pod, ended_first=before.ended_first or by_itself)
+    def _parse_pod(self, raw: Raw, before: KnownPod | None) -> KnownPod | None:
+        known = read_pod(raw, self._settings, self.devices.claimed_by)
+        if known is None or known.pod is None:
+            return known
+        pod, was = known.pod, (before or UNKNOWN).pod
+        if was is not None and was.uid == pod.uid and was.done:
+            by_itself = was.exit_code is not None and not (was.deleting or was.disrupted)
+            pod = replace(pod, ended_first=was.ended_first or by_itself)
         if pod.owner is not None and (pod.key, pod.uid) in self._evictions_of:
             pod = replace(pod, asked_to_leave=True)
-        return pod if pod.owner is not None or (pod.gpus and not pod.ended) else None
+        return replace(known, pod=pod)
 
     # ---- consequences of changes
 
@@ -288,6 +280,12 @@ class Store:
                 self.overwritten.add(after.uid)
             return
         self._news(after.ref)
+
+    def _known_pod_changed(self, key: str, before: KnownPod | None, after: KnownPod | None) -> None:
+        was, is_now = before or UNKNOWN, after or UNKNOWN
+        if was.pod is not None or is_now.pod is not None:
+            self._pod_changed(key, was.pod, is_now.pod)
+        self._load_changed(key, was.load, is_now.load)
 
     def _pod_changed(self, key: str, before: Pod | None, after: Pod | None) -> None:
         ended = after is None and before is not None and before.done
@@ -317,7 +315,7 @@ class Store:
     def _count_pods_of(self, job: JobRef) -> None:
         """Recount the loads of pods that claim a job, after it has become, or ceased to be, one of ours."""
         for key in self.pods_by_job.get(job, ()):
-            self._count(key, self.loads.get(key))
+            self._count(key, (self.pods.get(key) or UNKNOWN).load)
 
     def _count(self, key: str, load: Load | None) -> None:
         if load is not None and load.owner is not None and self._is_known(load.owner):
@@ -361,9 +359,11 @@ class Store:
         if after is not None:
             self._evictions_of[after].add(key)
         for target in filter(None, (before, after)):
-            pod = self.pods.get(target[0])
+            known = self.pods.get(target[0]) or UNKNOWN
+            pod = known.pod
             if pod is not None and pod.owner is not None and pod.uid == target[1]:
-                self.pods.change(pod.key, replace(pod, asked_to_leave=target in self._evictions_of))
+                asked = replace(pod, asked_to_leave=target in self._evictions_of)
+                self.pods.change(pod.key, replace(known, pod=asked))
 
     def _flavor_changed(self, key: str, before: Flavor | None, after: Flavor | None) -> None:
         if before != after:

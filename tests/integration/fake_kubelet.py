@@ -5,7 +5,7 @@ It runs beside a bare API server (`apiserver.ApiServer`) and continues over rest
 - binds pending pods to nodes made by `add_node` that are ready, schedulable, match the pod's selector and have the
   GPUs free; says `Unschedulable` of the others, as kube-scheduler does (no priorities, no preemption);
 - runs bound pods: Running with container statuses, until `end` ends them or they are deleted;
-- lets a deleted pod terminate for `stop_seconds` and removes it;
+- ends a deleted pod and removes it;
 - deletes what belongs (ownerReferences) to a job that is gone.
 
 It runs in a thread of its own; all methods may be called from any other.
@@ -46,14 +46,10 @@ Node = dict[str, Any]
 
 
 class FakeKubelet:
-    """A context manager. Attributes may be changed while it runs; they are read at each pod's next event.
+    """A context manager. Attributes may be changed while it runs; they are read at each pod's next event."""
 
-    `start_seconds`: from binding to Running. `stop_seconds`: from deletion to gone, if the pod's grace is not less.
-    """
-
-    def __init__(self, server: ApiServer, *, start_seconds: float = 0.0, stop_seconds: float = 0.0) -> None:
+    def __init__(self, server: ApiServer) -> None:
         """Not started yet: `with` starts and ends it."""
-        self.start_seconds, self.stop_seconds = start_seconds, stop_seconds
         self.hindrance: Callable[[Pod], tuple[str, str] | None] = lambda pod: None
         """Reason and message of an Event about what keeps a bound pod from starting; None: it starts."""
         self._server = server
@@ -85,24 +81,23 @@ class FakeKubelet:
         gpus: int,
         *,
         gpu_type: str = "",
-        resource: str = GPU,
         labels: Mapping[str, str] | None = None,
         taints: Sequence[Mapping[str, str]] = (),
     ) -> None:
-        """Make a ready node with `gpus` of `resource`; `gpu_type` becomes its label `<domain>/gpu.product`."""
+        """Make a ready node; `gpu_type` becomes its label `nvidia.com/gpu.product`."""
         names = {"kubernetes.io/hostname": name, **(labels or {})}
         if gpu_type:
-            names[f"{resource.split('/')[0]}/gpu.product"] = gpu_type
+            names["nvidia.com/gpu.product"] = gpu_type
         self._server.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": names}})
         # Made, it gets the taint that a controller would take away when the node is ready.
         self._server.request("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": list(taints) or None}})
-        self.set_gpus(name, gpus, resource=resource)
+        self.set_gpus(name, gpus)
         self.set_ready(name, True)
 
-    def set_gpus(self, name: str, gpus: int, *, allocatable: int | None = None, resource: str = GPU) -> None:
-        """Say how many GPUs a node has, and how many of them work (default: all)."""
-        working = gpus if allocatable is None else allocatable
-        status = {"capacity": _resources(gpus, resource), "allocatable": _resources(working, resource)}
+    def set_gpus(self, name: str, gpus: int) -> None:
+        """Say how many GPUs a node has."""
+        has = {GPU: str(gpus), "cpu": "64", "memory": "256Gi", "pods": "250"}
+        status = {"capacity": has, "allocatable": has}
         self._server.request("PATCH", f"/api/v1/nodes/{name}/status", {"status": status})
 
     def set_ready(self, name: str, ready: bool) -> None:
@@ -283,20 +278,18 @@ class FakeKubelet:
         if not node or not ready:
             return
         if "deletionTimestamp" in pod["metadata"]:
-            grace = float(pod["metadata"].get("deletionGracePeriodSeconds", 0))
-            self._later("stop", pod, min(self.stop_seconds, grace), self._stop)
+            self._later("stop", pod, self._stop)
         elif phase == "Pending":
-            self._later("start", pod, self.start_seconds, self._start)
+            self._later("start", pod, self._start)
 
-    def _later(self, what: str, pod: Pod, seconds: float, do: Callable[[Pod], Any]) -> None:
-        """Do it once per pod, after `seconds`."""
+    def _later(self, what: str, pod: Pod, do: Callable[[Pod], Any]) -> None:
+        """Do it once per pod, beside what else happens."""
         key = (what, pod["metadata"]["uid"])
         if key in self._busy:
             return
         self._busy.add(key)
 
         async def waited() -> None:
-            await asyncio.sleep(seconds)
             while True:
                 try:
                     await do(self._pods.get(pod["metadata"]["uid"], pod))
@@ -404,10 +397,6 @@ def _path(item: dict[str, Any], collection: str = "/api/v1/pods") -> str:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _resources(gpus: int, resource: str) -> dict[str, str]:
-    return {resource: str(gpus), "cpu": "64", "memory": "256Gi", "pods": "250"}
 
 
 def _condition(kind: str, status: str, **more: str) -> dict[str, str]:

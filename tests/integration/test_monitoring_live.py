@@ -41,7 +41,6 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import (
     WORKERS_METRIC,
     Adaptation,
-    AdaptationResult,
     AdaptationSource,
     Arm,
     Metric,
@@ -56,6 +55,7 @@ from espalier_monitoring.outputs import BOARDS, RELABELLING, RULES
 from espalier_monitoring.reading import Prometheus, Reader, ReadingError, Window
 from espalier_monitoring.sheet import WIDTH, box
 from espalier_operator.model.actions import Action
+from operator_world.kube_objects import adaptation
 from promql_names import expressions, names
 
 PROJECT = Path(__file__).parents[2]
@@ -341,23 +341,8 @@ def _play(run: Run) -> None:
 
 
 def _adaptation(decision: str, source: AdaptationSource, reason: Reason | None) -> Adaptation:
-    return Adaptation(
-        decision_id=decision,
-        time=datetime.now(UTC),
-        used_seconds=1,
-        trigger="ExtraGPUsGranted",
-        generation=2,
-        action="Deepen(features.0)",
-        source=source,
-        reason=reason,
-        policy="table@1",
-        result=AdaptationResult.GROWN,
-        depth_before=3,
-        depth_after=4,
-        parameters_before=100,
-        parameters_after=150,
-        seconds=0.5,
-    )
+    now = datetime.now(UTC)
+    return adaptation(decision_id=decision, time=now, source=source, reason=reason, policy="table@1", probabilities={})
 
 
 def _say(run: Run, report: Report) -> None:

@@ -76,18 +76,3 @@ def test_a_deletion_that_is_to_leave_the_pods_leaves_them(world: World) -> None:
     world.until_condition("next", "Admitted", "False", "NoFreeGPU")
     assert world.running("left")
     world.server.request("PATCH", f"{world.jobs.path}/left", {"metadata": {"finalizers": None}})
-
-
-def test_a_job_of_a_deleted_one_s_name_is_another_job(world: World) -> None:
-    """It waits until what the first had is gone, and begins with a whole budget."""
-    world.kubelet.add_node("node", 1)
-    world.operate(persist_seconds=0.2)
-    world.kubelet.stop_seconds = 1.0
-    world.jobs.make("job")
-    world.until("it used some", lambda: world.jobs.status("job").get("timeBudget", {}).get("usedSeconds", 0) > 0.5)
-    first = world.pods("job")["job-base-0-0"]["metadata"]["uid"]
-    world.jobs.delete("job")
-    world.jobs.make("job")
-    world.until_condition("job", "Running", "True", "Running")
-    assert world.pods("job")["job-base-0-0"]["metadata"]["uid"] != first
-    assert world.jobs.status("job")["timeBudget"]["usedSeconds"] < 20

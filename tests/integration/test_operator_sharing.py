@@ -68,24 +68,3 @@ def test_priority_classes_say_who_goes_first(world: World) -> None:
         assert world.jobs.condition("patient", "Admitted") == ("False", "NoFreeGPU")
     finally:
         world.server.request("DELETE", f"{classes}/{name}")
-
-
-def test_a_job_runs_by_the_operator_that_it_names(world: World) -> None:
-    """Another ignores it, and counts its pods as those of others."""
-    world.kubelet.add_node("node", 2)
-    first = world.operate()
-    world.jobs.make("second", gpus=2, controllerName="example.com/second")
-    world.jobs.make("first")
-    world.until_condition("first", "Running", "True", "Running")
-    assert [job.key for job in first.snapshot.jobs] == [f"{world.namespace}/first"]
-    assert "conditions" not in world.jobs.status("second")
-    world.operate(controller_name="example.com/second")
-    world.until_condition("second", "Admitted", "False", "NoFreeGPU")
-    world.trainers.ends_when = lambda job, pods: 0 if job["metadata"]["name"] == "first" else None
-    world.jobs.server.request("PATCH", f"{world.jobs.path}/first", {"metadata": {"labels": {"look": "now"}}})
-    world.until_condition("first", "Complete", "True", "BudgetExhausted")
-    world.until_condition("second", "Running", "True", "Running")
-    world.until(
-        "the first operator sees whose pod holds the GPUs",
-        lambda: [(w.is_rival, w.node, w.gpus) for w in first.snapshot.workers] == [(True, "node", 2)],
-    )

@@ -16,7 +16,7 @@ from espalier_core.k8s.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY
 from espalier_core.types.allocation import Direction
 from espalier_core.types.job import API_VERSION, KIND, REPORT_KEY
 from espalier_core.types.reasons import Reason
-from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
+from espalier_core.types.report import Adaptation, Metric, Report, TrainerPhase
 from espalier_core.types.status import parse_status
 from espalier_operator.job.state import JobState
 from espalier_operator.job.transitions import after
@@ -29,6 +29,7 @@ from espalier_operator.kube.state.workers import sort_pods
 from espalier_operator.model import WorkerRole
 from espalier_operator.model.actions import Action, Admit, GrantExtra
 from operator_world.kube_looks import look, observed, status_at
+from operator_world.kube_objects import adaptation as grown
 
 SETTINGS = KubeSettings()
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC).timestamp()
@@ -183,25 +184,12 @@ def node(name: str, number: int, gpu_type: str = "", **change: Any) -> Object:
 def adaptation(**change: Any) -> Adaptation:
     """Return a growth that the agent advised."""
     whole: dict[str, Any] = {
-        "decision_id": "d1",
-        "time": datetime.fromtimestamp(NOW - 20, UTC),
-        "used_seconds": 12.5,
-        "trigger": "ExtraGPUsGranted",
-        "generation": 2,
-        "action": "Deepen(block0)",
-        "source": AdaptationSource.AGENT,
-        "policy": "default@1",
+        **{"decision_id": "d1", "time": datetime.fromtimestamp(NOW - 20, UTC), "used_seconds": 12.5, "seconds": 0.2},
+        **{"action": "Deepen(block0)", "policy": "default@1", "accuracy_before": 0.81, "accuracy_after": 0.83},
         "probabilities": {"Nothing": 0.1, "Deepen(block0)": 0.7, "Deepen(block1)": 0.2},
-        "result": AdaptationResult.GROWN,
-        "depth_before": 4,
-        "depth_after": 5,
-        "parameters_before": 306,
-        "parameters_after": 636,
-        "accuracy_before": 0.81,
-        "accuracy_after": 0.83,
-        "seconds": 0.2,
+        **{"depth_before": 4, "depth_after": 5, "parameters_before": 306, "parameters_after": 636},
     }
-    return Adaptation.model_validate(whole | change)
+    return grown(**whole | change)
 
 
 def report(raw: Object, leader: Object, *, acknowledged: int = 1, **said: Any) -> Object:

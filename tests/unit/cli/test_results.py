@@ -38,13 +38,14 @@ from espalier_core.types.events import (
 )
 from espalier_core.types.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
-from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Arm, Metric
+from espalier_core.types.report import AdaptationResult, Arm, Metric
 from espalier_core.types.result import RunResult, read_history, summarize
 from espalier_core.types.status import JobPhase
 from espalier_core.types.task import Score, accuracy_of, accuracy_score
 from espalier_core.validation.reading import with_spec
 from espalier_operator.local import LocalOutcome, run_lock
 from espalier_operator.local.backend import mark
+from operator_world.kube_objects import adaptation
 
 JOB_OF_TEN_SECONDS = AdaptiveTrainingJob.model_validate(
     {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": {"timeBudgetSeconds": 10}}
@@ -447,11 +448,9 @@ def test_the_picture_of_a_language_model_is_named_after_its_measure(tmp_path: Pa
 )
 def test_no_label_covers_another_and_all_growths_are_counted(growths: list[tuple[float, str]]) -> None:
     growths.sort(key=lambda each: each[0])
-    adaptation = grown_once()
+    once = adaptation()
     events = [
-        AdaptationFinished(
-            time=adaptation.time, used_seconds=at, adaptation=adaptation.model_copy(update={"action": action})
-        )
+        AdaptationFinished(time=once.time, used_seconds=at, adaptation=once.model_copy(update={"action": action}))
         for at, action in growths
     ]
     labels = labels_of(events, 10)
@@ -464,26 +463,8 @@ def test_no_label_covers_another_and_all_growths_are_counted(growths: list[tuple
     assert counted == len(growths)
 
 
-def grown_once() -> Adaptation:
-    return Adaptation(
-        decision_id="d",
-        time=datetime.now(UTC),
-        used_seconds=0,
-        trigger="",
-        generation=1,
-        action="Deepen(a)",
-        source=AdaptationSource.AGENT,
-        result=AdaptationResult.GROWN,
-        depth_before=1,
-        depth_after=2,
-        parameters_before=1,
-        parameters_after=2,
-        seconds=0.1,
-    )
-
-
 def test_a_faster_computation_is_marked_as_growths_are() -> None:
-    once = grown_once()
+    once = adaptation()
     kinds = ((AdaptationResult.REWRITTEN, "Rewrite(3)"), (AdaptationResult.REVERTED, "ChannelsLast"))
     events = [
         AdaptationFinished(
@@ -495,7 +476,7 @@ def test_a_faster_computation_is_marked_as_growths_are() -> None:
 
 
 def test_a_picture_shows_what_was_tried(finished_run: Callable[..., Path], tmp_path: Path) -> None:
-    curve, once = read_run(finished_run("a")), grown_once()
+    curve, once = read_run(finished_run("a")), adaptation()
     arms = (Arm(action="Deepen(a)", loss=0.5), Arm(action="Nothing", loss=0.7), Arm(action="Deepen(b)", message="gone"))
     tried = once.model_copy(update={"arms": arms, "used_seconds": 3.0})
     events = [
@@ -510,7 +491,7 @@ def test_a_picture_with_twenty_growths_restarts_and_batch_sizes_is_drawn(
     finished_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     curve = read_run(finished_run("a"))
-    now, once = curve.events[0].time, grown_once()
+    now, once = curve.events[0].time, adaptation()
     started = next(event for event in curve.events if isinstance(event, TrainerStarted))
     more: list[AnyEvent] = [AdaptationFinished(time=now, used_seconds=each / 2, adaptation=once) for each in range(20)]
     more.append(started.model_copy(update={"resumed": True, "used_seconds": 4.0}))

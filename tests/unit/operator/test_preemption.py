@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Stopping, Worker, WorkerRole
+from espalier_operator.model import JobFacts, Node, Snapshot, Stopping, Worker, WorkerRole
 from espalier_operator.model.actions import Admit, Plan, Requeue, Stop
 from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from espalier_operator.policies.tiresias import LasPolicy
 from espalier_operator.policies.view import Decision, Share, View
+from operator_world import facts
 from operator_world.facts import base_on
 
 NOW = 1000.0
@@ -32,18 +33,16 @@ class InOrder:
 
 
 def job(name: str, workers: int = 1, *, at: float = 0.0, yields: bool = True, queue: str = "default") -> JobFacts:
-    terms = JobTerms(
-        min_replicas=workers, max_replicas=workers, queue=queue, base_preemptible=yields, time_budget_seconds=5000.0
-    )
-    return JobFacts(key=name, terms=terms, submitted_at=at)
+    asked = {"queue": queue, "base_preemptible": yields, "time_budget_seconds": 5000.0}
+    return facts.job(name, workers, at=at, **asked)
 
 
-def runs(facts: JobFacts, *nodes: str, since: float = 0.0, service: float = 0.0) -> tuple[JobFacts, list[Worker]]:
+def runs(waits: JobFacts, *nodes: str, since: float = 0.0, service: float = 0.0) -> tuple[JobFacts, list[Worker]]:
     """Return a job that runs, with a base worker on each of `nodes`."""
     running = replace(
-        facts, admitted_at=since, gpu_type="", leader_running=True, training=True, gpu_seconds_used=service
+        waits, admitted_at=since, gpu_type="", leader_running=True, training=True, gpu_seconds_used=service
     )
-    return running, base_on(facts, *nodes)
+    return running, base_on(waits, *nodes)
 
 
 def snapshot(running: list[tuple[JobFacts, list[Worker]]], *waiting: JobFacts, **nodes: int) -> Snapshot:

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Stopping, Worker, WorkerRole, WorkerState
+from espalier_operator.model import JobFacts, Node, Snapshot, Stopping, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import Admit, GrantExtra, Plan, Requeue, Stop
 from espalier_operator.model.queues import QueueLimits, QueueUsage, Quota
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
+from operator_world import facts
 from operator_world.facts import admitted, refused
 
 NOW = 1000.0
 
 
 def job(
-    name: str,
-    queue: str = "a",
-    *,
-    gpus: int = 1,
-    at: float = 0.0,
-    priority: int = 0,
-    gpu_type: str | None = None,
-    yields: bool = False,
+    name: str, queue: str = "a", *, gpus: int = 1, gpu_type: str | None = None, yields: bool = False, **changes: Any
 ) -> JobFacts:
-    terms = JobTerms(
-        min_replicas=gpus,
-        max_replicas=gpus,
-        queue=queue,
-        priority=priority,
-        gpu_type=gpu_type,
-        base_preemptible=yields,
-        time_budget_seconds=500.0,
-    )
-    return JobFacts(key=f"team/{name}", terms=terms, submitted_at=at)
+    return facts.job(f"team/{name}", gpus, queue=queue, only_on=gpu_type, base_preemptible=yields, **changes)
 
 
-def runs(facts: JobFacts, gpu_type: str = "fast") -> JobFacts:
-    return replace(facts, admitted_at=0.0, gpu_type=gpu_type)
+def runs(waits: JobFacts, gpu_type: str = "fast") -> JobFacts:
+    return replace(waits, admitted_at=0.0, gpu_type=gpu_type)
 
 
 def decide(queues: tuple[QueueLimits, ...], *jobs: JobFacts, fast: int = 8, slow: int = 0) -> Plan:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 import sweeps
 from espalier_operator.cluster.capacity import Capacity
 from espalier_operator.cluster.node_index import ZONE_LABEL
-from espalier_operator.model import JobFacts, JobTerms, Node, Rules, Snapshot, Worker, WorkerRole, WorkerState
+from espalier_operator.model import Node, Rules, Snapshot
 from espalier_operator.model.constraints import ANYWHERE, Constraints
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
+from operator_world import facts
 
 RACK_LABEL = "example.com/rack"
 
@@ -30,14 +31,7 @@ def gang(
     nodes: Sequence[Node], gpus: int, workers: int, constraints: Constraints = ANYWHERE, rack_label: str = RACK_LABEL
 ) -> list[str] | None:
     """Return the nodes of a gang, None where it gets none."""
-    terms = JobTerms(
-        min_replicas=workers,
-        max_replicas=workers,
-        gpus_per_worker=gpus,
-        constraints=constraints,
-        time_budget_seconds=500.0,
-    )
-    jobs = [JobFacts(key="ns/a", terms=terms, submitted_at=0.0)]
+    jobs = [facts.job("ns/a", workers, gpus_per_worker=gpus, constraints=constraints)]
     capacity = Capacity(nodes, [], set(), [constraints], jobs, rack_label)
     placed = capacity.take_gang(capacity.node_pool("h100", constraints), gpus, workers)
     found = capacity.placed_since(0)
@@ -84,15 +78,8 @@ def test_a_rack_without_cpus_does_not_count() -> None:
 
 def grown(nodes: Sequence[Node], *held: str, extra: int) -> list[str | None]:
     """Return the nodes of `extra` workers that a job gets whose base workers are on `held`."""
-    terms = JobTerms(
-        min_replicas=len(held), max_replicas=len(held) + extra, time_budget_seconds=500.0, cooldown_seconds=1.0
-    )
-    states = {"admitted_at": 0.0, "gpu_type": "h100", "leader_running": True, "has_reported": True, "training": True}
-    job = JobFacts(key="ns/a", terms=terms, submitted_at=0.0, **states)  # type: ignore[arg-type]
-    workers = tuple(
-        Worker(name=f"a-{n}", job="ns/a", role=WorkerRole.BASE, index=n, node=on, gpus=1, state=WorkerState.RUNNING)
-        for n, on in enumerate(held)
-    )
+    job = facts.trains("ns/a", len(held), len(held) + extra, gpu_type="h100", cooldown_seconds=1.0)
+    workers = tuple(facts.base_on(job, *held))
     snapshot = Snapshot(
         taken_at=10.0, nodes=tuple(nodes), workers=workers, jobs=(job,), rules=Rules(rack_label=RACK_LABEL)
     )

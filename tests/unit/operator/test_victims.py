@@ -16,6 +16,7 @@ from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.view import Decision, Share, View
 from espalier_operator.reclaim.extra_workers import lost_seconds
+from operator_world import facts
 from operator_world.facts import workers_of
 
 NOW = 10_000.0
@@ -25,26 +26,16 @@ SECONDS = st.floats(0.0, 5_000.0)
 
 @st.composite
 def runs(draw: st.DrawFn, name: str, priorities: st.SearchStrategy[int] | None = None, extra: int = 0) -> JobFacts:
-    terms = JobTerms(
-        min_replicas=1,
-        max_replicas=1 + extra,
+    admitted_at = draw(TIMES)
+    return facts.trains(
+        *(f"team/{name}", 1, 1 + extra),
+        extra=extra,
         queue="borrows",
         priority=0 if priorities is None else draw(priorities),
         base_preemptible=True,
         time_budget_seconds=1e6,
-    )
-    admitted_at = draw(TIMES)
-    return JobFacts(
-        key=f"team/{name}",
-        terms=terms,
-        submitted_at=0.0,
         admitted_at=admitted_at,
-        gpu_type="a",
-        extra=extra,
-        trained=True,
-        training=True,
-        leader_running=True,
-        has_reported=True,
+        **{"granted_at": None, "changed_at": None},
         saved_at=draw(st.none() | st.floats(admitted_at, NOW)),
         start_seconds=draw(st.none() | SECONDS),
     )
@@ -57,8 +48,7 @@ def snapshot(*jobs: JobFacts, gpus: int | None = None, queues: tuple[QueueLimits
 
 
 def waits(gpus: int, queue: str = "lends") -> JobFacts:
-    terms = JobTerms(min_replicas=gpus, max_replicas=gpus, queue=queue, time_budget_seconds=500.0)
-    return JobFacts(key="team/new", terms=terms, submitted_at=5.0)
+    return facts.job("team/new", gpus, queue=queue, at=5.0)
 
 
 def stopped(seen: Snapshot, policy: Policy | None = None) -> set[str]:

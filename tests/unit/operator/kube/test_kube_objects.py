@@ -764,6 +764,13 @@ def test_problems_name_field_value_and_remedy(change, problem):
     assert parsed.problems == (problem,)
 
 
+def test_limits_of_two_gpu_resources_are_refused_by_their_names():
+    both = template({"resources": {"limits": {GPU: 1, "amd.com/gpu": 1}}})
+    parsed = parse_job(raw_job("one", {"template": both}), KubeSettings(other_gpu_resources=("amd.com/gpu",)))
+    problem = "has limits of nvidia.com/gpu and amd.com/gpu; a worker can use one of them"
+    assert parsed.problems == (f"spec.template.spec.containers: {problem}",)
+
+
 def test_nulls_in_a_template_mean_nothing():
     job = templated({"env": None, "volumeMounts": None, "securityContext": None}, affinity=None, nodeSelector=None)
     assert spec_of(job) == a_spec()

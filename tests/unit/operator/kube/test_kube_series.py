@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from espalier_core.metrics import FAMILIES, LABELS, Exporter, family
 from espalier_core.types.measurements import Bid, BidUse, GradientNoise, GrowthForecast, Measurements, Speed
 from espalier_core.types.reasons import Reason
-from espalier_core.types.report import WORKERS_METRIC, Adaptation, AdaptationResult, AdaptationSource, Metric
+from espalier_core.types.report import WORKERS_METRIC, Adaptation, AdaptationSource, Metric
 from espalier_core.types.status import (
     Condition,
     ConditionStatus,
@@ -30,6 +30,7 @@ from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, gpus_of, ser
 from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.policies.view import Share
+from operator_world.kube_objects import adaptation
 
 NOW = 1_000.0
 FORECAST = GrowthForecast(gain=0.02, low=0.01, high=0.03, seconds=40.0)
@@ -69,22 +70,8 @@ def test_a_job_that_trains() -> None:
 
 
 def decision(number: int, action: str, probabilities: dict[str, float]) -> Adaptation:
-    return Adaptation(
-        decision_id=f"d-{number}",
-        time=TIME,
-        used_seconds=1,
-        trigger="ExtraGPUsGranted",
-        generation=2,
-        action=action,
-        source=AdaptationSource.AGENT if probabilities else AdaptationSource.FALLBACK,
-        probabilities=probabilities,
-        result=AdaptationResult.DECLINED,
-        depth_before=3,
-        depth_after=3,
-        parameters_before=9,
-        parameters_after=9,
-        seconds=0.1,
-    )
+    source = AdaptationSource.AGENT if probabilities else AdaptationSource.FALLBACK
+    return adaptation(decision_id=f"d-{number}", action=action, source=source, probabilities=probabilities)
 
 
 def test_the_last_decision_is_reported_with_what_else_it_could_have_been() -> None:

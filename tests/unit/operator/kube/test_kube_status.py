@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from espalier_core.base import YEAR_SECONDS
 from espalier_core.types.measurements import GradientNoise, LossPoint, Measurements, Speed, merged
 from espalier_core.types.reasons import Reason
-from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
+from espalier_core.types.report import Adaptation, AdaptationResult, Metric, Report, TrainerPhase
 from espalier_core.types.status import ConditionType, JobStatus
 from espalier_operator.job.conditions import MAX_METRICS, Observed, status_of, status_of_invalid
 from espalier_operator.job.state import JobState
@@ -29,7 +29,7 @@ from espalier_operator.kube.state.due import solid
 from espalier_operator.kube.state.workers import sort_pods
 from espalier_operator.model import Ended, JobFacts, JobTerms
 from operator_world.kube_looks import look, observed, status_at
-from operator_world.kube_objects import EPOCH, kube_job, raw_worker, report
+from operator_world.kube_objects import EPOCH, adaptation, kube_job, raw_worker, report
 
 T0 = datetime(2027, 1, 15, 8, tzinfo=UTC)
 FACTS = JobFacts(
@@ -49,22 +49,7 @@ INT64 = 2**63 - 1
 
 def grown(number: int, result: AdaptationResult = AdaptationResult.GROWN, **changes: Any) -> Adaptation:
     """An adaptation with the decision id `d<number>`."""
-    plain = Adaptation(
-        decision_id=f"d{number}",
-        time=T0 + timedelta(seconds=number),
-        used_seconds=1.0,
-        trigger="ExtraGPUsGranted",
-        generation=2,
-        action="Deepen(a)",
-        source=AdaptationSource.AGENT,
-        policy="p@1",
-        result=result,
-        depth_before=2,
-        depth_after=3,
-        parameters_before=10,
-        parameters_after=20,
-        seconds=0.5,
-    )
+    plain = adaptation(decision_id=f"d{number}", time=T0 + timedelta(seconds=number), result=result)
     return plain.model_copy(update=changes)
 
 

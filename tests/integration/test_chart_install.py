@@ -99,14 +99,6 @@ def test_the_api_server_takes_everything_and_pods_are_restricted(release: Releas
     assert set(tried) == {f"{start}-{part}" for part in parts}
 
 
-def test_monitors_whose_definitions_are_missing_end_the_installation_before_it_begins(release: Release) -> None:
-    command = ("install", "espalier", str(CHART), f"--namespace={release.namespace}")
-    said = release.helm(*command, "--set=serviceMonitor.enabled=true", check=False)
-    assert 'no matches for kind "ServiceMonitor"' in said
-    assert "ensure CRDs are installed first" in said
-    assert release.there(release.helm.render(namespace=release.namespace)) == set()
-
-
 def test_two_releases_in_a_namespace_need_a_controller_name_each(release: Release) -> None:
     release.run("install")
     second = ("install", "second", str(CHART), f"--namespace={release.namespace}")

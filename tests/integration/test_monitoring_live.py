@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import get_args
 
 import httpx
-import numpy as np
 import pytest
 from apiserver import ApiServer
 from fake_kubelet import FakeKubelet
-from grafana_foundation_sdk.models.dashboard import GridPos
 from matplotlib.image import imread
-from numpy.typing import NDArray
 from operator_process import OperatorProcess
 from operators import World
 from prometheus_client.parser import text_string_to_metric_families
@@ -53,7 +50,7 @@ from espalier_monitoring.alerts import ALERTS, Alert
 from espalier_monitoring.boards import Board, Panel, Row
 from espalier_monitoring.outputs import BOARDS, RELABELLING, RULES
 from espalier_monitoring.reading import Prometheus, Reader, ReadingError, Window
-from espalier_monitoring.sheet import WIDTH, box
+from espalier_monitoring.sheet import WIDTH
 from espalier_operator.model.actions import Action
 from operator_world.kube_objects import adaptation
 from promql_names import expressions, names
@@ -427,7 +424,7 @@ def test_promtool_finds_no_fault_with_the_scrape(run: Run, exporter: Exporter) -
 def test_dashboards_are_drawn_with_what_prometheus_knows(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the job with the real trainer: each panel has lines or figures, or says that there are none."""
+    """Of the job with the real trainer; how a panel looks is for unit tests."""
     chosen = {name: BOARDS[name] for name in sweeps.sample("dashboards that are drawn", list(BOARDS))}
     # A picture ends at a whole step: what has only just begun is not in it yet.
     _until_scraped(run, f"{LAST_ANSWER} offset {2 * SCRAPES}s == 1")
@@ -447,21 +444,7 @@ def test_dashboards_are_drawn_with_what_prometheus_knows(
             board = reader.read(made)
             empty = {f"{board.title}: {panel.panel.title}" for panel in board.panels if not panel.lines}
             assert empty - UNCERTAIN == {where for where in NOT_DRAWN if where.startswith(f"{board.title}:")}
-            picture = imread(tmp_path / f"{name}.png")[:, :, :3]
-            assert picture.shape[1] == WIDTH
-            for panel in board.panels:
-                colored = _colored(picture, panel.place)
-                if panel.lines:
-                    assert colored > 30, f"nothing is drawn of {board.title}: {panel.panel.title}"
-                else:
-                    assert colored == 0, f"something is drawn of {board.title}: {panel.panel.title}"
-
-
-def _colored(picture: NDArray[np.float32], place: GridPos) -> int:
-    """Return how many pixels of a panel are of no grey: text, grid and frame are."""
-    at = box(place)
-    inside = picture[int(at.top) + 3 : int(at.top + at.height) - 3, int(at.left) + 3 : int(at.left + at.width) - 3]
-    return int((inside.max(axis=2) - inside.min(axis=2) > 0.2).sum())
+            assert imread(tmp_path / f"{name}.png").shape[1] == WIDTH
 
 
 def test_a_query_that_prometheus_refuses_is_named_with_its_panel(run: Run) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from apiserver import ApiServer
 from operators import World
@@ -102,41 +101,3 @@ def test_without_the_right_to_read_devices_all_else_works(account: Path, world: 
     world.until_condition("claims", "Admitted", "False", "InvalidSpec")
     forbidden = {key[1] for key in operator.client.requests if key[2] == 403}
     assert forbidden == {kind.plural for kind in DEVICE_KINDS}
-
-
-def test_a_job_s_account_may_see_its_own_job_and_write_its_own_report_and_nothing_else(world: World) -> None:
-    """Not another job, not another's report, no secrets, no pods; and not its own status."""
-    world.kubelet.add_node("node", 2)
-    world.operate()
-    for name in ("mine", "theirs"):
-        world.jobs.make(name)
-        world.until_condition(name, "Running", "True", "Running")
-    core = f"/api/v1/namespaces/{world.namespace}"
-    data = {"data": {"note": "x"}}
-    headers = {"Content-Type": "application/merge-patch+json"}
-    with world.server.client(world.server.token(world.namespace, "mine-trainer")) as me:
-
-        def code(method: str, path: str, **more: Any) -> int:
-            answer: httpx.Response = me.request(method, path, **more)
-            return answer.status_code
-
-        field = {"fieldSelector": "metadata.name=mine"}
-        allowed = [
-            code("GET", f"{world.jobs.path}/mine"),
-            code("GET", world.jobs.path, params=field),
-            code("GET", f"{core}/configmaps/mine-report"),
-            code("PATCH", f"{core}/configmaps/mine-report", json=data, headers=headers),
-        ]
-        refused = [
-            code("GET", f"{world.jobs.path}/theirs"),
-            code("GET", world.jobs.path),
-            code("PATCH", f"{world.jobs.path}/mine/status", json={"status": {"phase": "Complete"}}, headers=headers),
-            code("PATCH", f"{world.jobs.path}/mine", json={"spec": {"suspend": True}}, headers=headers),
-            code("PATCH", f"{core}/configmaps/theirs-report", json=data, headers=headers),
-            code("GET", f"{core}/configmaps/theirs-report"),
-            code("GET", f"{core}/configmaps"),
-            code("GET", f"{core}/secrets"),
-            code("GET", f"{core}/pods"),
-            code("DELETE", f"{core}/configmaps/mine-report"),
-        ]
-    assert (set(allowed), set(refused)) == ({200}, {403})

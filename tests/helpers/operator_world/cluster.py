@@ -320,3 +320,23 @@ class Cluster:
     def _name(self, stem: str) -> str:
         self._names[stem] += 1
         return f"{stem}-{self._names[stem]}"
+
+
+class ClusterBackend:
+    """A backend of the loop that sees the cluster as it is, and changes it at once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """Remember the plans."""
+        self.cluster, self.plans = cluster, list[Plan]()
+
+    async def observe(self) -> Snapshot:
+        """Return what is there."""
+        return self.cluster.snapshot()
+
+    async def apply(self, action: Action) -> None:
+        """Carry out an action."""
+        self.cluster.apply(action)
+
+    def planned(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Keep the plan."""
+        self.plans.append(plan)

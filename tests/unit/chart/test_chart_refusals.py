@@ -54,6 +54,9 @@ SCHEMA: list[tuple[str, str, str]] = [
     ("networkPolicy.metricsFrom", '[{"namespace": "x"}]', "additional properties 'namespace' not allowed"),
     ("networkPolicy.metricsFrom", "[{}]", "minProperties: got 0, want 1"),
     ("serviceMonitor.interval", '"often"', "/serviceMonitor/interval': 'often' does not match"),
+    ("serviceMonitor.interval", '"30s1m"', "/serviceMonitor/interval': '30s1m' does not match"),
+    ("podMonitor.interval", '"15"', "/podMonitor/interval': '15' does not match"),
+    ("podMonitor.interval", '""', "/podMonitor/interval': minLength: got 0, want 1"),
     ("dashboards.labels", '{"a": true}', "/dashboards/labels/a': got boolean, want string"),
 ]
 

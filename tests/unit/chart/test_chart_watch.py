@@ -139,6 +139,15 @@ def test_monitors_find_services_and_ports(helm: Helm) -> None:
     assert one(helm.render("full"), "PodMonitor")["spec"]["namespaceSelector"] == {"any": True}
 
 
+@pytest.mark.parametrize("interval", ["15s", "1m30s", "1d"])
+def test_an_interval_is_written_as_prometheus_has_it(helm: Helm, interval: str) -> None:
+    sets = {name: json.dumps({"enabled": True, "interval": interval}) for name in ("serviceMonitor", "podMonitor")}
+    rendered = helm.render(sets=sets)
+    found = [*of(rendered, "ServiceMonitor"), *of(rendered, "PodMonitor")]
+    ends = [each["spec"].get("endpoints") or each["spec"]["podMetricsEndpoints"] for each in found]
+    assert {end["interval"] for of_one in ends for end in of_one} == {interval}
+
+
 def test_workers_are_found_by_who_scrapes_them_and_let_in_by_the_agent(helm: Helm) -> None:
     """A leader as the operator makes it: its labels and its port."""
     leader = worker_pod(kube_job(), JobStatus(), WorkerRole.BASE, 0, 0, KubeSettings())

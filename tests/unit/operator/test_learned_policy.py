@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from espalier_operator.clock import ScaledClock
 from espalier_operator.loop import SchedulerLoop
-from espalier_operator.model import JobTerms, Node, Snapshot
+from espalier_operator.model import JobTerms, Node
 from espalier_operator.model.actions import Admit
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
@@ -38,7 +38,7 @@ from espalier_operator.policies.remote import (
 )
 from espalier_operator.policies.settings import configured, configured_here
 from espalier_operator.policies.view import Candidate, View
-from operator_world.cluster import Cluster
+from operator_world.cluster import Cluster, ClusterBackend
 from policy_files import write_giving
 
 NAMES = ("ns/a", "ns/b", "ns/c")
@@ -183,20 +183,6 @@ def two_jobs() -> Cluster:
     return cluster
 
 
-class Backend:
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster, self.plans = cluster, list[Any]()
-
-    async def observe(self) -> Snapshot:
-        return self.cluster.snapshot()
-
-    async def apply(self, action: Any) -> None:
-        self.cluster.apply(action)
-
-    def planned(self, snapshot: Snapshot, made: Any) -> None:
-        self.plans.append(made)
-
-
 class Seen:
     def __init__(self) -> None:
         self.outcomes: list[QuestionOutcome] = []
@@ -234,7 +220,7 @@ async def _fails(view: View) -> PolicyAnswer:
 def test_without_an_answer_jobs_start_as_under_fair(
     ask: Any, outcome: QuestionOutcome, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend, policy, seen = Backend(two_jobs()), LearnedPolicy(wait=0.05), Seen()
+    backend, policy, seen = ClusterBackend(two_jobs()), LearnedPolicy(wait=0.05), Seen()
 
     async def story() -> None:
         loop = SchedulerLoop(backend, policy, ScaledClock(), asking=Asking(policy, ask, seen))
@@ -249,7 +235,7 @@ def test_without_an_answer_jobs_start_as_under_fair(
 
 
 def test_it_decides_again_once_the_file_answers(caplog: pytest.LogCaptureFixture) -> None:
-    backend, policy, away = Backend(two_jobs()), LearnedPolicy(), [True]
+    backend, policy, away = ClusterBackend(two_jobs()), LearnedPolicy(), [True]
 
     async def ask(view: View) -> PolicyAnswer:
         if away[0]:
@@ -272,7 +258,7 @@ def test_it_decides_again_once_the_file_answers(caplog: pytest.LogCaptureFixture
 
 
 def test_a_plan_is_made_from_what_is_there_after_the_answer() -> None:
-    backend, policy = Backend(two_jobs()), LearnedPolicy()
+    backend, policy = ClusterBackend(two_jobs()), LearnedPolicy()
 
     async def ask(view: View) -> PolicyAnswer:
         del backend.cluster.jobs["ns/b"]  # deleted while the file is asked
@@ -285,7 +271,7 @@ def test_a_plan_is_made_from_what_is_there_after_the_answer() -> None:
 def test_on_one_machine_a_file_is_evaluated_beside_the_loop(tmp_path: Path) -> None:
     policy, asking = asked_here(configured(f"learned:file={write_giving(tmp_path / 'tiny.safetensors')}"))
     assert asking is not None
-    backend = Backend(two_jobs())
+    backend = ClusterBackend(two_jobs())
     asyncio.run(SchedulerLoop(backend, policy, ScaledClock(), asking=asking).tick())
     assert [(share.job, share.workers) for share in backend.plans[0].shares] == [("ns/a", 1), ("ns/b", 1)]
     assert not backend.plans[0].fallback

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 
 from espalier_core.types.allocation import Direction
-from espalier_core.types.events import AllocationAcknowledged, AllocationChanged, GPUsChanged
+from espalier_core.types.events import AllocationAcknowledged, AllocationChanged, GPUsChanged, JobChanged
 from espalier_core.types.reasons import Reason
 from espalier_core.types.result import read_history
 from espalier_core.types.status import JobPhase
@@ -98,6 +99,25 @@ def test_an_announced_departure_is_a_reclaim_with_the_departure_as_deadline(loca
     assert notice.allocation.deadline is not None
     assert notice.time < min(gone.time, notice.allocation.deadline)
     assert story.outcomes["one"].preemptions == 0
+
+
+def test_a_job_whose_base_gpu_is_gone_waits_again_with_its_budget_kept(local_run, job_of):
+    """Two of three GPUs vanish: what was lent goes first, then the base of the lower priority."""
+    story = local_run(
+        [job_of("high", maxReplicas=2, priority=1, timeBudgetSeconds=5), job_of("low", timeBudgetSeconds=3.5)],
+        gpus=3,
+        changes=(GpuChange(at_seconds=3, change=-2),),  # when both have begun, also where processes start slowly
+    )
+    assert changes(story, "high")[1:] == [
+        (2, Direction.UP, Reason.EXTRA_GPUS_GRANTED),
+        (1, Direction.DOWN, Reason.GPU_LOST),
+    ]
+    assert changes(story, "low")[1:] == [(0, Direction.DOWN, Reason.GPU_LOST), (1, Direction.UP, Reason.GPUS_GRANTED)]
+    assert {o.reason for o in story.outcomes.values()} == {Reason.BUDGET_EXHAUSTED}
+    assert story.outcomes["low"].used_seconds >= 3.3
+    assert (story.outcomes["high"].restarts, story.outcomes["low"].failures) == (0, 0)
+    phases = [phase for phase, _ in itertools.groupby(event.phase for event in story.told("low", JobChanged))]
+    assert phases == ["Starting", "Running", "Pending", "Starting", "Running", "Complete"]
 
 
 def test_a_job_that_can_never_fit_ends_the_run_with_its_reason(local_run, job_of):

@@ -20,7 +20,7 @@ from espalier_operator.model import JobTerms, Node
 from espalier_operator.policies.memory import MOST_CHARACTERS, PolicyMemory
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, View
-from operator_world.cluster import Cluster
+from operator_world.cluster import Cluster, ClusterBackend
 
 MEMORABLE = ("las:thresholds=20/100,promote=2", "gittins:quantum=50", "gavel", "gandiva", "goodput", "fifo")
 TYPES = {"fast": 3, "slow": 2}
@@ -123,15 +123,6 @@ def test_memory_that_a_policy_cannot_use_is_forgotten(caplog: pytest.LogCaptureF
     assert memory.memory["queues"][0] == ["ns/one"]
 
 
-class _Backend:
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-
-    async def observe(self) -> Any:
-        return self._cluster.snapshot()
-
-    async def apply(self, action: Any) -> None:
-        self._cluster.apply(action)
-
+class _Backend(ClusterBackend):
     def planned(self, snapshot: Any, plan: Any) -> None:
         assert snapshot.policy_memory in ({}, plan.policy_memory)

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.process.main import main
 from espalier_operator.kube.settings import settings_of
-from operator_world.kube_objects import kube_job
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -47,55 +45,6 @@ def pod_spec(name: str) -> dict[str, Any]:
 PARTS = ["operator", "agent"]
 
 
-OF_USERS = ("espalier-jobs-edit", "espalier-jobs-view")
-"""Roles that are added to those of users; none of our accounts is bound to them."""
-
-
-def own_roles(kind: str) -> list[dict[str, Any]]:
-    return [role for role in of(kind) if role["metadata"]["name"] not in OF_USERS]
-
-
-def rules() -> list[dict[str, Any]]:
-    return [rule for kind in ("Role", "ClusterRole") for role in own_roles(kind) for rule in role["rules"]]
-
-
-def allowed(group: str, resource: str) -> set[str]:
-    """Verbs that the operator has on a resource everywhere."""
-    return {
-        verb
-        for role in own_roles("ClusterRole")
-        for rule in role["rules"]
-        if group in rule["apiGroups"] and resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-
-
-def test_there_is_nothing_but_what_is_expected() -> None:
-    found = sorted((each["kind"], each["metadata"]["name"]) for each in manifests())
-    assert found == [
-        ("ClusterRole", "espalier-agent"),
-        ("ClusterRole", "espalier-jobs-edit"),
-        ("ClusterRole", "espalier-jobs-view"),
-        ("ClusterRole", "espalier-operator"),
-        ("ClusterRole", "espalier-operator-jobs"),
-        ("ClusterRoleBinding", "espalier-agent"),
-        ("ClusterRoleBinding", "espalier-operator"),
-        ("ClusterRoleBinding", "espalier-operator-jobs"),
-        ("Deployment", "espalier-agent"),
-        ("Deployment", "espalier-operator"),
-        ("Namespace", SYSTEM),
-        ("PriorityClass", "espalier-extra"),
-        ("Role", "espalier-operator"),
-        ("RoleBinding", "espalier-operator"),
-        ("Service", "espalier-agent"),
-        ("Service", "espalier-operator"),
-        ("ServiceAccount", "espalier-agent"),
-        ("ServiceAccount", "espalier-operator"),
-        ("ValidatingAdmissionPolicy", "espalier-priorities"),
-        ("ValidatingAdmissionPolicyBinding", "espalier-priorities"),
-    ]
-
-
 def test_the_namespace_comes_first_and_holds_everything_else() -> None:
     first, *others = manifests()
     assert (first["kind"], first["metadata"]["name"]) == ("Namespace", SYSTEM)
@@ -117,18 +66,6 @@ def test_pods_run_our_images_under_their_own_account(part: str) -> None:
     selector = template["selector"]["matchLabels"]
     assert selector.items() <= template["template"]["metadata"]["labels"].items()
     assert re.search(rf"^FROM [\w-]+ AS {part}$", DOCKERFILE, re.M), "a target of the Dockerfile"
-
-
-def test_the_operator_may_make_what_it_makes_of_a_job() -> None:
-    job = kube_job("one", {"training": {"elasticBatch": "keepGlobal"}})
-    for manifest in objects.owned_objects(job, isolated=True):
-        group, _, _ = manifest["apiVersion"].rpartition("/")
-        plural = f"{manifest['kind'].lower()}s".replace("ys", "ies")
-        assert {"create", "get"} <= allowed(group, plural), plural
-
-
-def test_the_operator_writes_keys_of_workers_and_reads_no_secret() -> None:
-    assert allowed("", "secrets") == {"create"}
 
 
 def test_the_operators_options_are_ones_it_takes_and_name_what_is_deployed() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -18,14 +20,14 @@ from click.testing import CliRunner
 from collecting import COST, JOB, WIDENING_COST, job_with, setting
 from espalier_cli.main import cli
 from espalier_core.types.advice import Action
-from espalier_core.types.outcomes import OutcomeTable, read_table
+from espalier_core.types.outcomes import OutcomeTable
 from espalier_lab.growth.collect.assemble import assemble
-from espalier_lab.growth.collect.collecting import collect
+from espalier_lab.growth.collect.collecting import collect, set_up
 from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose, runs_for
 from espalier_lab.growth.collect.state import WorkFolder
-from espalier_lab.growth.collect.training import CollectError, Collection, train
+from espalier_lab.growth.collect.training import CollectError, Collection, Time, train
 from espalier_lab.run_store import RunStoreError
-from espalier_lab.virtual_run import deepened_from_scratch
+from espalier_lab.virtual_run import WallScheduler, deepened_from_scratch
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.data import load_data
 from espalier_trainer.growth.advisor import Scripted
@@ -292,17 +294,29 @@ def test_a_budget_that_ends_before_the_last_decision_is_an_error() -> None:
         train(collection, CollectionRun(RunPurpose.EDGE, 0, (3,)), checkpoint)
 
 
-@pytest.mark.slow
-def test_wall_time_is_kept_to(tmp_path: Path) -> None:
-    output = tmp_path / "t.json"
-    arguments = ["--start-at", "0.3s", "--decisions", "1", "--time", "wall", "--time-budget", "1.5", "--no-controls"]
-    outcome = CliRunner().invoke(cli, ["agent", "collect", str(JOB), *arguments, "--output", str(output)])
-    assert outcome.exit_code == 0, outcome.output
-    table = read_table(output)
+def test_wall_time_is_that_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a millisecond passes from each look at it to the next, however busy the machine is."""
+    looks = itertools.count()
+    ticking = partial(WallScheduler, clock=lambda: next(looks) / 2000)
+    monkeypatch.setattr("espalier_lab.growth.collect.training.WallScheduler", ticking)
+    collection = set_up(
+        job_with(),
+        start_at=0.05,
+        decisions=1,
+        time_kind=Time.WALL,
+        step_cost=None,
+        known_cost=lambda points, groups: None,
+        throughput=1.8,
+        device="cpu",
+    )
+    trunk, *edges = runs_for(range(1), 3, 1, controls=False)
+    record, checkpoint = train(collection, trunk, None)
+    records = {trunk: record, **{edge: train(collection, edge, checkpoint)[0] for edge in edges}}
+    table = assemble(collection, records, range(1), "test")
     assert "wall time" in table.source
     assert table.controls is None
     for sequence in table.sequences:
-        assert 0 <= sequence.time_left_s[0] <= 1.2
+        assert 0 < sequence.time_left_s[0] < 0.25 - 0.05
     assert table.sequences[0].accuracies == (table.sequences[0].accuracy,)
     assert table.sequences[0].accuracy_std is None
 

@@ -9,9 +9,11 @@ import json
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,8 +34,7 @@ from espalier_agent.policies.policy import (
 from espalier_core.files.documents import read_bounded, write_document
 from espalier_core.growth.deepen import deepened
 from espalier_core.types.outcomes import OutcomeTable
-
-PATIENCE = 30.0
+from waiting import PATIENCE
 
 
 @pytest.fixture
@@ -81,12 +82,13 @@ def test_of_two_writers_the_later_one_stays_whole(
 ) -> None:
     """The first is held up between its weights and its document, where the second would delete the weights."""
     folder = tmp_path / "made" / "by-the-first"
-    first_is_at_it, second_is_done = threading.Event(), threading.Event()
+    first_is_at_it, second_waits, second_is_done = (threading.Event() for _ in range(3))
 
     def held_up(path: Path, document: PolicyDocument) -> None:
         if document.name == "fixed":
             first_is_at_it.set()
-            assert not second_is_done.wait(0.5), "the second did not wait"
+            assert second_waits.wait(PATIENCE)
+            assert not second_is_done.is_set(), "the second did not wait"
         write_document(path, document)
 
     def second() -> None:
@@ -94,7 +96,13 @@ def test_of_two_writers_the_later_one_stays_whole(
         save_policy(policy, folder)
         second_is_done.set()
 
+    def sleep(seconds: float) -> None:
+        second_waits.set()
+        time.sleep(seconds)
+
     monkeypatch.setattr("espalier_agent.policies.policy.write_document", held_up)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+    monkeypatch.setattr("espalier_agent.policies.policy.time", clock)
     with ThreadPoolExecutor(1) as pool:
         later = pool.submit(second)
         save_policy(fixed_policy, folder)

@@ -8,7 +8,6 @@ import re
 import shutil
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -29,8 +28,8 @@ from espalier_agent.service.serving import PolicyWatch, ServiceSettings, Serving
 from espalier_core.files.reloading import Signature
 from espalier_core.metrics import Exporter, Metrics
 from espalier_core.types.advice import AdviceRequest, AdviceResponse, OutcomeReport
+from waiting import PATIENCE, until
 
-PATIENCE = 30.0
 LOOK = 0.05
 QUESTIONS = [
     AdviceRequest(
@@ -41,13 +40,6 @@ QUESTIONS = [
     )
     for left in range(10, 400, 30)
 ]
-
-
-def until(what: str, holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < end, f"not within {PATIENCE} s: {what}"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -72,7 +64,7 @@ def served(settings: ServiceSettings) -> Iterator[str]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        until("the service listens", lambda: server.started or not thread.is_alive())
+        until(lambda: server.started or not thread.is_alive(), "the service listens")
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -122,19 +114,19 @@ def test_a_switch_under_load_gives_each_answer_by_one_policy(folder: Path, polic
     with served(settings) as url, ThreadPoolExecutor(4) as pool:
         loads = [pool.submit(load, url) for _ in range(4)]
         try:
-            until("the old one answers", lambda: advised(url) > 4)
+            until(lambda: advised(url) > 4, "the old one answers")
             save_policy(other, folder)
-            until("the new one is in service", lambda: version(url) == other.version)
+            until(lambda: version(url) == other.version, "the new one is in service")
             save_policy(policy, folder)
-            until("and the old one again", lambda: version(url) == policy.version)
+            until(lambda: version(url) == policy.version, "and the old one again")
             damage(folder)
             # Twice, if it is damaged while it is read: the next look finds other files.
-            until("a damaged one is refused", lambda: samples(url)["espalier_agent_policy_refusals_total"] >= 1)
+            until(lambda: samples(url)["espalier_agent_policy_refusals_total"] >= 1, "a damaged one is refused")
             answered = advised(url)
-            until("answers continue", lambda: advised(url) > answered + 8)
+            until(lambda: advised(url) > answered + 8, "answers continue")
             assert version(url) == policy.version
             save_policy(other, folder)
-            until("a sound one comes after it", lambda: version(url) == other.version)
+            until(lambda: version(url) == other.version, "a sound one comes after it")
         finally:
             stop.set()
         answers = [answer for each in loads for answer in each.result(PATIENCE)]
@@ -241,9 +233,9 @@ def test_a_fault_of_the_disk_does_not_end_the_watch_and_is_reported_once(
         with monkeypatch.context() as patched:
             patched.setattr("espalier_core.files.reloading.signature_of", stale)
             watch.start()
-            until("it looked some times", lambda: len(looks) > 3)
+            until(lambda: len(looks) > 3, "it looked some times")
         save_policy(other, folder)
-        until("the new one is in service", lambda: watch.current.identity == other.identity)
+        until(lambda: watch.current.identity == other.identity, "the new one is in service")
     finally:
         watch.close(PATIENCE)
     assert caplog.text.count("cannot check") == 1
@@ -300,7 +292,7 @@ def test_a_shadow_says_what_it_would_have_done_and_changes_nothing(
             for question in QUESTIONS
         ]
         stored = 'espalier_agent_records_total{record="shadow"}'
-        until("all are stored", lambda: samples(url).get(stored, 0) == len(QUESTIONS))
+        until(lambda: samples(url).get(stored, 0) == len(QUESTIONS), "all are stored")
         shown = samples(url)
         described = httpx.get(f"{url}/v1/policy").json()
     assert described["policy"]["name"] == policy.name
@@ -334,7 +326,7 @@ def test_a_shadow_that_fails_or_falls_behind_is_counted_and_answers_go_on(
     with served(settings) as url:
         statuses = {httpx.post(f"{url}/v1/advice", json=question.to_json()).status_code for question in QUESTIONS}
         lost = 'espalier_agent_records_lost_total{error="NotAsked"}'
-        until("all are counted", lambda: samples(url).get(lost, 0) == len(QUESTIONS))
+        until(lambda: samples(url).get(lost, 0) == len(QUESTIONS), "all are counted")
     assert statuses == {200}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from espalier_trainer.elastic.step import StepPlan, StepResult, joint_step
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.training.network import Network
 from groups import together
+from waiting import until
 
 CPU = torch.device("cpu")
 ROWS = 4
@@ -111,11 +111,11 @@ class Pair:
         self.meet()
 
     def meet(self) -> None:
-        deadline = time.monotonic() + 30
-        while self.team.world < 2:
-            assert time.monotonic() < deadline
+        def met() -> bool:
             self.team.update_members(2, self.network, 0, lambda: self.note, lambda found: self.network)
-            time.sleep(0.01)
+            return self.team.world == 2
+
+        until(met)
 
     def step(self, cursor: int, then: Portion | None = ONE, *, measured: bool = False) -> None:
         self.team.share_news(lambda: self.note)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from click.testing import CliRunner, Result
+
+from espalier_agent.commands.agent import agent
 from espalier_agent.evaluation.evaluate import evaluate, greedy_sequence, sequence_result
 from espalier_agent.history.schema import DecisionRecord
 from espalier_agent.history.store import OutcomeStore
@@ -99,3 +102,10 @@ def accuracy(policy: Policy, tree: DecisionTree) -> float:
 def names(actions: Sequence[Action]) -> list[str]:
     """Return actions as text."""
     return [str(action) for action in actions]
+
+
+def run(*arguments: object, exits: int | None = None) -> Result:
+    """Return what a command of the agent said."""
+    ended = CliRunner().invoke(agent, [str(argument) for argument in arguments])
+    assert exits in (None, ended.exit_code), ended.output
+    return ended

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn_graphs import graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,8 +17,7 @@ from espalier_agent.policies.advice import advise, decide
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import Policy, make_policy
 from espalier_core.base import YEAR_SECONDS
-from espalier_core.growth.architecture import Architecture, GrowthPoint, Layer
-from espalier_core.growth.deepen import deepened
+from espalier_core.growth.architecture import Architecture, Layer
 from espalier_core.types.advice import Action, AdviceRequest
 
 HEAD = 3
@@ -47,51 +47,10 @@ def ask(architecture: Architecture, **changes: Any) -> AdviceRequest:
     return AdviceRequest.model_validate({**fields, **changes})
 
 
-attribute_values = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.text(max_size=8),
-    st.lists(st.integers(), max_size=4).map(tuple),
-)
-
-
-@st.composite
-def architectures(draw: st.DrawFn) -> Architecture:
-    """Any DAG of any layers: branches, several outputs, growth points anywhere, some grown several times."""
-    count = draw(st.integers(1, 12))
-    layers: list[Layer] = []
-    for index in range(count):
-        layers.append(
-            Layer(
-                name=f"layer{index}",
-                operator=draw(st.sampled_from(["Conv2d", "Linear", "Add", "ReLU", "Input"]) | st.text(max_size=6)),
-                attributes=draw(st.dictionaries(st.text(max_size=6), attribute_values, max_size=4)),
-                inputs=tuple(layer.name for layer in layers if draw(st.booleans())),
-            )
-        )
-    points = tuple(
-        GrowthPoint(
-            id=f"point{index}",
-            kind="Linear",
-            after=f"layer{index}",
-            block=f"grown{index}",
-            insertion=(Layer(name="added", operator="Linear", inputs=("",)),),
-        )
-        for index in range(draw(st.integers(0, count)))
-    )
-    architecture = Architecture(layers=tuple(layers), outputs=(f"layer{count - 1}",), growth_points=points)
-    for point in points:
-        if draw(st.booleans()):
-            architecture = deepened(architecture, point.id)
-    return architecture
-
-
 @settings(max_examples=sweeps.examples(60), deadline=None)
 @given(data=st.data())
 def test_only_what_is_allowed_is_ever_advised(either: Policy, data: st.DataObject) -> None:
-    architecture = data.draw(architectures())
+    architecture = data.draw(graphs())
     offered = [point.id for point in architecture.growth_points]
     allowed = data.draw(st.none() | st.lists(st.sampled_from([*offered, "elsewhere"]), unique=True))
     request = ask(

@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
-from jobs_world import Jobs, accuracy, collect, poor, untaught
+from jobs_world import Jobs, accuracy, collect, poor, run, untaught
 
-from espalier_agent.commands.agent import agent
 from espalier_agent.data import carried_tables, named_architecture
 from espalier_agent.evaluation.gate import (
     GateError,
@@ -488,10 +486,6 @@ def test_a_policy_file_of_before_has_no_history(bad: Policy, tmp_path: Path) -> 
     save_policy(bad, tmp_path)
     assert "history" not in json.loads((tmp_path / "policy.json").read_text())["lineage"]
     assert load_policy(tmp_path).lineage.history is None
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(agent, [str(argument) for argument in arguments])
 
 
 def test_the_commands_learn_promote_and_refuse(

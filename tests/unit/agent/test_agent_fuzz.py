@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import bodies
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -18,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sweeps
-from espalier_agent.data import named_architecture
 from espalier_agent.policies.policy import Policy
 from espalier_agent.service.app import create_app
 from espalier_agent.service.serving import ServiceSettings
+from espalier_core.types.advice import MAX_DECISION_IDS
 
 Call = tuple[str, str, dict[str, Any]]
 Send = Callable[[FastAPI, Sequence[Call]], list[httpx.Response]]
@@ -29,17 +30,8 @@ Send = Callable[[FastAPI, Sequence[Call]], list[httpx.Response]]
 HEADERS = {"content-type": "application/json"}
 ROUTES = ("/v1/advice", "/v1/outcomes")
 ANSWERS = {200, 400, 404, 405, 413, 422}
-QUESTION = {
-    "job": "default/cifar10",
-    "architecture": named_architecture("cnn1").to_json(),
-    "timeLeftSeconds": 330.0,
-    "timeBudgetSeconds": 400.0,
-    "allocation": {"generation": 2, "replicas": 2, "gpus": 2, "direction": "up"},
-    "progress": {"epoch": 3, "step": 300, "metrics": [{"name": "accuracy", "value": 0.5}]},
-    "allowedActions": [{"kind": "Deepen", "target": "block2"}, {"kind": "Nothing"}],
-}
-OUTCOME = {"job": "default/cifar10", "decisionIds": ["a", "b"], "finalAccuracy": 0.9, "timeBudgetSeconds": 20}
-VALID = {"/v1/advice": QUESTION, "/v1/outcomes": OUTCOME}
+QUESTION = {**bodies.QUESTION, "allowedActions": [{"kind": "Deepen", "target": "block2"}, {"kind": "Nothing"}]}
+VALID = {"/v1/advice": QUESTION, "/v1/outcomes": bodies.OUTCOME}
 
 texts = st.text(st.characters(exclude_categories=()), max_size=40)
 numbers = st.integers() | st.integers(min_value=10**30, max_value=10**400) | st.floats()
@@ -163,6 +155,11 @@ def test_refused_requests_take_no_memory(app: FastAPI, call: Send) -> None:
         ("/v1/outcomes", {"timeBudgetSeconds": 1e308}, "timeBudgetSeconds", "less than or equal to 31536000"),
         ("/v1/outcomes", {"finalAccuracy": float("nan")}, "finalAccuracy", "finite number; it is NaN"),
         ("/v1/outcomes", {"job": "\x1b[2J"}, "job", "cannot be printed"),
+        ("/v1/outcomes", {"finalAccuracy": 1.5}, "finalAccuracy", "less than or equal to 1"),
+        ("/v1/outcomes", {"decisionIds": "a"}, "decisionIds", ""),
+        ("/v1/outcomes", {"decisionIds": ["a"] * (MAX_DECISION_IDS + 1)}, "decisionIds", str(MAX_DECISION_IDS)),
+        ("/v1/outcomes", {"decisionIds": ["a", "b" * 201]}, "decisionIds.1", "200"),
+        ("/v1/outcomes", {"timeBudgetSeconds": 0}, "timeBudgetSeconds", "greater than 0"),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_by_name(

@@ -393,29 +393,6 @@ def test_history_names_a_file_that_is_missing_or_damaged(tmp_path: Path) -> None
         next(decisions(damaged))
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("batch_size", "abc"),
-        ("batch_size", -5),
-        ("places", "3"),
-        ("places", '{"x":{"y":1}}'),
-        ("time_left_seconds", 1e12),
-        ("job", "two\nlines"),
-    ],
-)
-def test_a_damaged_decision_is_named_with_its_file(
-    open_store: Open, path: Path, policy: Policy, column: str, value: str | float
-) -> None:
-    store = open_store()
-    store.keep(record(policy), 100)
-    store.close(PATIENCE)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(f"UPDATE decisions SET {column} = ?", (value,))
-    with pytest.raises(StoreError, match=r"outcomes\.db: decision d cannot be read \((?s:.*)\); move the file away"):
-        next(decisions(path))
-
-
 OLD, NEW = PolicyVersion(name="mine", version="1"), PolicyVersion(name="mine", version="2")
 DEEPEN, NOTHING = Action.deepen("block0"), Action.nothing()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import bodies
 import httpx
 import pytest
 from click.testing import CliRunner
@@ -17,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_agent.commands.serve import serve
-from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
 from espalier_agent.policies.policy import Policy
 from espalier_agent.service.app import create_app
@@ -29,13 +29,7 @@ from espalier_core.types.advice import JobIdentity
 Send = Callable[[FastAPI, Sequence[tuple[str, str, dict[str, Any]]]], list[httpx.Response]]
 
 MINE = JobIdentity("team-a", "digits", "uid-1")
-OUTCOME = {"job": MINE.key, "decisionIds": ["a"], "finalAccuracy": 0.9, "timeBudgetSeconds": 20}
-QUESTION = {
-    "job": MINE.key,
-    "architecture": named_architecture("cnn1").to_json(),
-    "timeLeftSeconds": 330.0,
-    "timeBudgetSeconds": 400.0,
-}
+OUTCOME, QUESTION = ({**body, "job": MINE.key} for body in (bodies.OUTCOME, bodies.QUESTION))
 
 
 def token(audience: object = MINE.audience, account: str = "team-a:digits-trainer", mark: str = "") -> str:

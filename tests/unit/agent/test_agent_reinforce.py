@@ -15,7 +15,7 @@ from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.game import Game, Returns
-from espalier_agent.tables.tree import TableError, decision_tree
+from espalier_agent.tables.tree import decision_tree
 from espalier_core.growth.deepen import deepened
 from espalier_core.types.outcomes import OutcomeTable
 
@@ -229,12 +229,9 @@ def test_a_parent_with_too_small_a_head_is_refused(tables: Tables, make_table: M
         learn([tables["cnn1-early"]], config=quick(), parent=parent)
 
 
-def test_nothing_to_learn_from_is_refused(make_table: MakeTable) -> None:
+def test_nothing_to_learn_from_is_refused() -> None:
     with pytest.raises(LearningError, match="no outcome table"):
         learn([])
-    nameless = make_table(lambda _: 0.5).model_copy(update={"architecture": None})
-    with pytest.raises(TableError, match="not a model known by name"):
-        learn([nameless])
 
 
 def test_an_objective_that_is_not_finite_ends_learning(tables: Tables) -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from bodies import QUESTION
 
-from espalier_agent.data import named_architecture
-from espalier_agent.history import decisions
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy, default_policy
 from espalier_agent.service.server import ServerError, serve
@@ -47,13 +46,6 @@ class Served(Forked):
 
 
 Start = Callable[..., Served]
-
-QUESTION = {
-    "job": "cifar10",
-    "architecture": named_architecture("cnn1").to_json(),
-    "timeLeftSeconds": 330.0,
-    "timeBudgetSeconds": 400.0,
-}
 
 
 @pytest.fixture
@@ -100,22 +92,6 @@ def test_a_folder_that_is_not_there_is_a_plain_error(start: Start, tmp_path: Pat
     assert process.ended() == 2
     assert f"there is no folder {tmp_path / 'nowhere'}; make it first" in process.log()
     assert "Traceback" not in process.log()
-
-
-def test_what_is_acknowledged_survives_a_kill(start: Start, tmp_path: Path) -> None:
-    path = tmp_path / "outcomes.db"
-    process = start("--port", "0", "--outcomes-db", str(path))
-    acknowledged = []
-    with httpx.Client(base_url=process.announced()) as client:
-        for number in range(30):
-            decision = client.post("/v1/advice", json=QUESTION).json()["decisionId"]
-            report = {"job": QUESTION["job"], "decisionIds": [decision], "finalAccuracy": number / 30}
-            report["timeBudgetSeconds"] = 1
-            assert client.post("/v1/outcomes", json=report).status_code == 200
-            acknowledged.append((decision, number / 30))
-        process.kill()
-    process.ended()
-    assert [(each.decision_id, each.final_accuracy) for each in decisions(path)] == acknowledged
 
 
 def test_it_ends_when_told_though_its_database_is_locked(start: Start, tmp_path: Path) -> None:

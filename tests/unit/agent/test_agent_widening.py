@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,9 @@ import torch
 from espalier_agent.environment import OutcomeEnvironment
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.evaluation.gate import compare
-from espalier_agent.history import HistoryDecision, decisions
+from espalier_agent.history import HistoryDecision
 from espalier_agent.history.episodes import Episode, Gathered, Kind
 from espalier_agent.history.off_policy import Unit
-from espalier_agent.history.schema import DecisionRecord
-from espalier_agent.history.store import OutcomeStore
 from espalier_agent.learners import expected
 from espalier_agent.learners.expected import ExpectedConfig, learn
 from espalier_agent.learners.from_history import HistoryConfig
@@ -133,9 +130,6 @@ def test_a_table_whose_actions_are_not_its_architectures_is_refused(widened: Out
     fields["architecture"] = widened.architecture.model_copy(update={"channels": None})
     with pytest.raises(ValueError, match="architecture has 3 growth points, where 7 actions need 6"):
         OutcomeTable(**fields)
-    named = {"model": "cnn1", "architecture": None}
-    with pytest.raises(TableError, match="has 7 actions, where 'cnn1' with its 3 growth points needs 4"):
-        decision_tree(OutcomeTable(**(fields | named)))
 
 
 def test_labels_in_another_order_than_the_groups_are_refused(widened: OutcomeTable) -> None:
@@ -288,18 +282,3 @@ def test_a_history_teaches_what_no_policy_before_could_do(described: Architectur
     # One that cannot widen is compared with it all the same: what it would never do has no weight.
     judgement = compare(default_policy(), policy, history.episodes, Unit.EPISODE)
     assert judgement.changed == len(history.episodes)
-
-
-def test_decisions_to_widen_are_kept_and_read_back(described: Architecture, tmp_path: Path) -> None:
-    asked = ask(described)
-    greedy = decide(default_policy(), asked)
-    widened = replace(greedy, action=Action.widen("block1.0"), behaviour_probability=0.1)
-    store = OutcomeStore(tmp_path / "kept.db")
-    store.start()
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    store.keep(DecisionRecord("a", now, asked, widened, default_policy().identity), 1)
-    store.close(10)
-    (kept,) = decisions(tmp_path / "kept.db")
-    assert kept.architecture == described
-    assert kept.actions == asked.actions()
-    assert kept.action == Action.widen("block1.0")

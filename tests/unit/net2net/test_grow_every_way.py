@@ -9,30 +9,21 @@ import torch
 from block_cases import BasicBlock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from residual_nets import Unit
 from torch import Tensor, nn
 from torch.optim import AdamW
 
 from espalier_core.types.advice import Action
+from espalier_trainer.net2net import Growth
 from espalier_trainer.net2net.description import describe
 from espalier_trainer.net2net.history import replay, step_of
 
-
-class Unit(nn.Module):
-    """A pre-norm residual block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(4)
-        self.up, self.act, self.down = nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
-        result: Tensor = x + self.down(self.act(self.up(self.norm(x))))
-        return result
+HISTORY: TypeAdapter[tuple[Growth, ...]] = TypeAdapter(tuple[Growth, ...])
 
 
 def _rows() -> tuple[nn.Module, Tensor]:
-    return nn.Sequential(nn.Linear(3, 4), nn.Sequential(Unit(), Unit()), nn.Linear(4, 2)), torch.randn(3, 3)
+    return nn.Sequential(nn.Linear(3, 8), nn.Sequential(Unit(), Unit()), nn.Linear(8, 2)), torch.randn(3, 3)
 
 
 def _maps() -> tuple[nn.Module, Tensor]:
@@ -43,7 +34,7 @@ def _maps() -> tuple[nn.Module, Tensor]:
 @pytest.mark.sweep("networks that grow in any order")
 @pytest.mark.parametrize(("build", "run"), [(_rows, "1.0"), (_maps, "3")])
 @given(draw=st.data())
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_growths_of_every_kind_in_any_order(build, run, draw) -> None:
     torch.manual_seed(0)
     model, example = build()
@@ -54,7 +45,7 @@ def test_growths_of_every_kind_in_any_order(build, run, draw) -> None:
     history = []
     for seed in range(3):
         ways = [Action(kind="AddBlock", target=point.id) for point in described.blocks or ()]
-        ways += [Action.widen(group.id, 2 * group.width) for group in described.channel_groups if group.width < 16]
+        ways += [Action.widen(group.id, 2 * group.width) for group in described.channel_groups if group.width <= 16]
         ways += [Action.deepen(point.id) for point in described.growth_points]
         action = draw.draw(st.sampled_from(ways))
         step = step_of(action.kind).planned(action, described, "Exact", seed)
@@ -70,6 +61,8 @@ def test_growths_of_every_kind_in_any_order(build, run, draw) -> None:
         optimizer.zero_grad()
         history.append(step)
         model = grown
-    again = replay(start, history, example)
+    read = HISTORY.validate_json(HISTORY.dump_json(tuple(history)))
+    assert read == tuple(history)
+    again = replay(start, read, example)
     again.load_state_dict(model.state_dict())
     assert torch.equal(again.eval()(example), model.eval()(example))

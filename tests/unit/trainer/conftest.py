@@ -35,6 +35,7 @@ from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from espalier_trainer.training.progress import TrainingResult
 from forked import fork_server
 from own_scripts import OWN, another_process
+from trainer_processes import until
 
 STEP_SECONDS = 0.004
 
@@ -119,6 +120,16 @@ class VirtualRun:
     reporter: MemoryReporter
     scheduler: VirtualScheduler
 
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return self.trainer.network.module.state_dict()
+
+    def assert_same_weights(self, other: VirtualRun) -> None:
+        """Assert that both ended with the same bits, under the same names in the same order."""
+        assert list(self.weights) == list(other.weights)
+        for name, tensor in other.weights.items():
+            assert torch.equal(self.weights[name], tensor), name
+
 
 class StopAfter:
     """Asks training to stop at its n-th step boundary."""
@@ -150,6 +161,7 @@ def run(digits: Data) -> Callable[..., VirtualRun]:
         data: Data | None = None,
         wrap: Callable[[Reporter], Reporter] = lambda reporter: reporter,
         step: float = STEP_SECONDS,
+        scheduler: VirtualScheduler | None = None,
         **options: Any,
     ) -> VirtualRun:
         job = job or job_of()
@@ -158,7 +170,9 @@ def run(digits: Data) -> Callable[..., VirtualRun]:
         model = build_model(job.spec.training.model, data.classes, data.example_input(), data.task)
         if up_at is not None:
             arrivals = (ReplicaChange(up_at, 2),)
-        scheduler = VirtualScheduler(job.spec.time_budget_seconds, partial(step_seconds, seconds=step), arrivals)
+        if scheduler is None:
+            cost = partial(step_seconds, seconds=step)
+            scheduler = VirtualScheduler(job.spec.time_budget_seconds, cost, arrivals)
         reporter = MemoryReporter()
         checkpoints = None if store is None else CheckpointStore(store)
         names = ("stop", "team", "step_took", "clock", "forecaster")
@@ -408,6 +422,16 @@ class Workplace:
     def report(self) -> Report:
         return read_document(self.folder / "report.json", Report)
 
+    @property
+    def steps(self) -> int:
+        """The steps that the leader has reported."""
+        return self.report().step if self.has_report() else 0
+
+    def trains_on(self, steps: int = 20) -> None:
+        """Wait until more than so many steps have been added."""
+        before = self.steps
+        until(lambda: self.steps > before + steps, self)
+
     def has_report(self) -> bool:
         return (self.folder / "report.json").exists()
 
@@ -463,5 +487,20 @@ def scripted(
             script.write_text(text)
         place.run = OWN.format(folder=str(place.folder), arguments=arguments, script=str(script))
         return place
+
+    return make
+
+
+@pytest.fixture
+def elastic(
+    workplace: Callable[..., Workplace], make_job: Callable[..., AdaptiveTrainingJob]
+) -> Callable[..., Workplace]:
+    """Make a place where workers train together, and the heuristic grows their model if it `grows`."""
+
+    def make(*, prelude: str = "", grows: bool = False, stragglers: str = "Report", **spec: Any) -> Workplace:
+        adaptation = {"mode": "Auto", "fallback": "Heuristic", "maxAdaptations": 2} if grows else {"mode": "Off"}
+        training = {"elasticBatch": "keepGlobal", "stragglers": stragglers, "schedule": {"name": "Constant"}}
+        body = {"maxReplicas": 4, "adaptation": adaptation, "training": training, "timeBudgetSeconds": 3600, **spec}
+        return workplace(make_job(**body), prelude=prelude)
 
     return make

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import default_policy
@@ -57,25 +56,6 @@ def blocks(tmp_path, monkeypatch, make_job):
     sys.modules.pop("residual_net", None)
 
 
-def test_a_block_is_offered_added_and_kept_over_a_stop(run, blocks, tmp_path, stop_after):
-    script = (ADD, Action.deepen("3.conv1"), ADD)
-    whole = run(blocks(), advisor=Scripted(script), up_at=0.1)
-    assert [(one.action, one.result) for one in whole.result.adaptations] == [
-        (str(action), AdaptationResult.GROWN) for action in script
-    ]
-    assert whole.result.adaptations[0].depth_after - whole.result.adaptations[0].depth_before == 2
-    network = whole.trainer.network
-    assert network.history[0] == BlockAdded(run="3")
-    assert network.architecture.block_point("3").grown == 2
-    first = run(blocks(), advisor=Scripted(script), up_at=0.1, store=tmp_path / "run", stop=stop_after(71))
-    assert first.result.phase is TrainerPhase.STOPPED
-    second = run(blocks(), advisor=Scripted(script), up_at=0.1, store=tmp_path / "run")
-    assert second.trainer.network.architecture == network.architecture
-    wanted, found = network.module.state_dict(), second.trainer.network.module.state_dict()
-    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
-    assert "3_added_1.conv1.weight" in wanted
-
-
 def test_the_heuristic_adds_a_block_where_it_may_only_do_that(run, blocks):
     advisor = WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC))
     done = run(blocks(actions=["AddBlock"], maxAdaptations=1), advisor=advisor, up_at=0.1)
@@ -104,26 +84,16 @@ def test_a_job_grows_by_layers_blocks_and_channels_and_goes_on_after_a_stop(run,
     whole = run(job, advisor=advisor, up_at=0.1)
     assert {action.kind for action in advisor.asked[0].actions()} == {"Deepen", "Widen", "AddBlock", "Nothing"}
     assert {one.result for one in whole.result.adaptations} == {AdaptationResult.GROWN}
+    assert whole.result.adaptations[0].depth_after - whole.result.adaptations[0].depth_before == 2
     assert not [event for event in whole.reporter.events if isinstance(event, Warned)]
+    assert whole.trainer.network.history[0] == BlockAdded(run="3")
+    assert whole.trainer.network.architecture.block_point("3").grown == 2
     first = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path / "run", stop=stop_after(71))
     assert first.result.phase is TrainerPhase.STOPPED
     second = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path / "run")
-    wanted, found = (done.trainer.network for done in (whole, second))
-    assert found.architecture == wanted.architecture
-    tensors = found.module.state_dict()
-    assert all(torch.equal(tensors[name], tensor) for name, tensor in wanted.module.state_dict().items())
-    assert tensors["3_added_1.conv1.weight"].shape[1] == 16
-
-
-def test_scaled_growth_tells_how_far_the_loss_jumps(run, blocks):
-    spec = {"maxAdaptations": 1, "insertion": "Scaled"}
-    done = run(blocks(**spec), advisor=Scripted((ADD,)), up_at=0.1)
-    (grown,) = done.result.adaptations
-    assert grown.result is AdaptationResult.GROWN
-    assert grown.loss_before > 0
-    assert grown.loss_after != grown.loss_before
-    exact = run(blocks(maxAdaptations=1), advisor=Scripted((ADD,)), up_at=0.1)
-    assert exact.result.adaptations[0].loss_before is None
+    assert second.trainer.network.architecture == whole.trainer.network.architecture
+    second.assert_same_weights(whole)
+    assert second.weights["3_added_1.conv1.weight"].shape[1] == 16
 
 
 def test_a_run_unfolds_over_a_stop_and_nothing_is_asked_before_it_has(run, blocks, tmp_path, stop_after):
@@ -142,9 +112,7 @@ def test_a_run_unfolds_over_a_stop_and_nothing_is_asked_before_it_has(run, block
         stopped = run(job, advisor=Scripted(script), up_at=0.1, store=store, stop=stop_after(steps))
         assert stopped.result.phase is TrainerPhase.STOPPED
         assert stopped.trainer.network.unfolds
-        done = run(job, advisor=Scripted(script), up_at=0.1, store=store)
-        found = done.trainer.network.module.state_dict()
-        assert all(torch.equal(found[name], tensor) for name, tensor in network.module.state_dict().items())
+        run(job, advisor=Scripted(script), up_at=0.1, store=store).assert_same_weights(whole)
 
 
 def test_the_stages_of_a_net_unfold_at_the_same_time_and_go_on_after_a_stop(run, blocks, tmp_path, stop_after):
@@ -168,5 +136,4 @@ def test_the_stages_of_a_net_unfold_at_the_same_time_and_go_on_after_a_stop(run,
     stopped = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path / "run", stop=stop_after(33))
     assert stopped.result.phase is TrainerPhase.STOPPED
     assert len(stopped.trainer.network.history) == 2, "it stops while both unfold"
-    found = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path / "run").trainer.network.module.state_dict()
-    assert all(torch.equal(found[name], tensor) for name, tensor in network.module.state_dict().items())
+    run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path / "run").assert_same_weights(whole)

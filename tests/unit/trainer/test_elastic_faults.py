@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from espalier_core.types.job import AdaptiveTrainingJob
 from trainer_processes import Workplace, ended, until
 
 pytestmark = pytest.mark.slow
@@ -25,15 +24,6 @@ def worlds(place: Workplace) -> list[int]:
     return [int(event.workers) for event in place.events() if event.type == "WorkersChanged"]
 
 
-def steps(place: Workplace) -> int:
-    return place.report().step if place.has_report() else 0
-
-
-def trains_on(place: Workplace) -> None:
-    before = steps(place)
-    until(lambda: steps(place) > before + 20, place)
-
-
 def epochs_of(place: Workplace, incarnation: int) -> list[Any]:
     """Return the epochs that ended under the leader's process of this number."""
     events = place.events()
@@ -41,19 +31,6 @@ def epochs_of(place: Workplace, incarnation: int) -> list[Any]:
     if len(starts) < incarnation + 2:
         return []
     return [event for event in events[starts[incarnation] : starts[incarnation + 1]] if event.type == "EpochFinished"]
-
-
-@pytest.fixture
-def elastic(
-    workplace: Callable[..., Workplace], make_job: Callable[..., AdaptiveTrainingJob]
-) -> Callable[..., Workplace]:
-    def make(*, prelude: str = "", grows: bool = False, **spec: Any) -> Workplace:
-        adaptation = {"mode": "Auto", "fallback": "Heuristic", "maxAdaptations": 2} if grows else {"mode": "Off"}
-        training = {"elasticBatch": "keepGlobal", "schedule": {"name": "Constant"}}
-        body = {"maxReplicas": 4, "adaptation": adaptation, "training": training, "timeBudgetSeconds": 3600, **spec}
-        return workplace(make_job(**body), prelude=prelude)
-
-    return make
 
 
 GROWS_WHEN_TAKEN_BACK = """
@@ -84,19 +61,19 @@ def test_gpus_that_are_taken_back_while_the_model_grows(elastic: Callable[..., W
     place.allocate(1)
     leader = place.start()
     place.start(0)
-    until(lambda: steps(place) > 0, place)
+    until(lambda: place.steps > 0, place)
     place.allocate(2)
     until((place.folder / "growing").exists, place)
     place.allocate(1)
     until(lambda: place.report().acknowledged_generation == 3, place)
-    trains_on(place)
+    place.trains_on()
     assert worlds(place)[-1:] in ([], [1])
     # The growth was not lost, and the next worker gets the grown model.
     grown = place.report()
     assert [each.result for each in grown.adaptations] == ["Grown"]
     place.allocate(2)
     until(lambda: worlds(place)[-1:] == [2], place)
-    trains_on(place)
+    place.trains_on()
     assert place.report().depth >= grown.depth > grown.adaptations[0].depth_before
     assert "MembersDiffer" not in place.log
     assert leader.is_alive()
@@ -117,7 +94,7 @@ CheckpointStore.save = save
     place.allocate(1)
     leader = place.start()
     extra = place.start(0)
-    until(lambda: steps(place) > 0, place)
+    until(lambda: place.steps > 0, place)
     place.allocate(2)
     report = until(lambda: found if len((found := place.report()).adaptations) == 2 else None, place)
     assert [each.result for each in report.adaptations] == ["Grown", "Grown"]
@@ -127,13 +104,13 @@ CheckpointStore.save = save
     for process in (leader, extra):
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-    before = steps(place)
+    before = place.steps
     place.start()
     first = until(lambda: epochs_of(place, 1), place)[0]
     assert first.depth == report.depth
     assert first.step > 20
     assert "CheckpointDamaged" not in place.log
-    until(lambda: steps(place) > before, place)
+    until(lambda: place.steps > before, place)
 
 
 def test_all_members_gone_is_the_last_checkpoint(elastic: Callable[..., Workplace]) -> None:
@@ -152,7 +129,7 @@ def test_all_members_gone_is_the_last_checkpoint(elastic: Callable[..., Workplac
     assert started.resumed
     assert started.step >= last >= saved[0]
     until(lambda: worlds(place)[-1:] == [2], place)
-    trains_on(place)
+    place.trains_on()
 
 
 def test_a_leader_and_a_worker_die_together_while_a_third_lives(elastic: Callable[..., Workplace]) -> None:
@@ -161,8 +138,8 @@ def test_a_leader_and_a_worker_die_together_while_a_third_lives(elastic: Callabl
     leader = place.start()
     extras = [place.start(index) for index in range(2)]
     until(lambda: worlds(place)[-1:] == [3], place)
-    trains_on(place)
-    before = steps(place)
+    place.trains_on()
+    before = place.steps
     for process in (leader, extras[0]):
         os.kill(process.pid, signal.SIGKILL)
     leader.join()
@@ -170,7 +147,7 @@ def test_a_leader_and_a_worker_die_together_while_a_third_lives(elastic: Callabl
     first = until(lambda: epochs_of(place, 1), place)[0]
     assert first.step >= before  # nothing was saved: the third one held it
     until(lambda: worlds(place)[-1:] == [2], place)
-    trains_on(place)
+    place.trains_on()
     assert extras[1].is_alive()
 
 
@@ -205,8 +182,8 @@ def test_a_worker_finds_the_successor_of_a_leader_that_is_frozen(elastic: Callab
     leader = place.start()
     extra = place.start(0)
     until(lambda: worlds(place)[-1:] == [2], place)
-    trains_on(place)
-    before = steps(place)
+    place.trains_on()
+    before = place.steps
     os.kill(leader.pid, signal.SIGSTOP)
     until(lambda: "the leader is away" in place.logs(0), place)
     place.start()
@@ -223,14 +200,14 @@ def test_a_worker_whose_leader_was_away_for_long_comes_as_a_newcomer(elastic: Ca
     leader = place.start()
     extra = place.start(0)
     until(lambda: worlds(place)[-1:] == [2], place)
-    trains_on(place)
+    place.trains_on()
     os.kill(leader.pid, signal.SIGKILL)
     leader.join()
     until(lambda: "this worker drops its state" in place.logs(0), place)
     known = len(worlds(place))
     place.start()
     until(lambda: worlds(place)[known:][-1:] == [2], place)
-    trains_on(place)
+    place.trains_on()
     started = [event for event in place.events() if event.type == "TrainerStarted"]
     assert [(event.step, event.resumed) for event in started] == [(0, False)] * 2
     assert extra.is_alive()
@@ -303,9 +280,9 @@ def wire() -> Iterator[Wire]:
     laid.take_away()
 
 
-@pytest.mark.parametrize("patience", [20.0, 1.5])
+@pytest.mark.parametrize("patience", [600.0, 1.5])
 def test_a_network_that_is_cut_for_seconds(elastic: Callable[..., Workplace], wire: Wire, patience: float) -> None:
-    """Members wait for 20 s: they continue when the wire is mended. With less patience they part, and meet again."""
+    """Members wait for long: they continue when the wire is mended. With less patience they part, and meet again."""
     place = elastic()
     parts = patience < CUT_SECONDS
     hasty = f"import espalier_trainer.elastic.group as g; g.COLLECTIVE_SECONDS = {patience}"
@@ -317,19 +294,19 @@ def test_a_network_that_is_cut_for_seconds(elastic: Callable[..., Workplace], wi
     place.prelude = wire.inside(1) + hasty
     extra = place.start(0)
     until(lambda: worlds(place) == [2], place)
-    trains_on(place)
-    before = steps(place)
+    place.trains_on()
+    before = place.steps
     wire.cut()
     cut = time.monotonic()
     if parts:
         until(lambda: worlds(place)[-1:] == [1], place)
-        trains_on(place)
+        place.trains_on()
     time.sleep(max(0.0, cut + CUT_SECONDS - time.monotonic()))
     wire.mend()
-    until(lambda: steps(place) > before + 100, place)
+    until(lambda: place.steps > before + 100, place)
     until(lambda: worlds(place)[-1:] == [2], place)
     assert parts or worlds(place) == [2], "nobody has left"
-    trains_on(place)
+    place.trains_on()
     finished = [event.step for event in place.events() if event.type == "EpochFinished"]
     assert finished == sorted(finished)  # no step was taken back that had been counted
     assert leader.is_alive()

@@ -92,7 +92,7 @@ def test_a_language_model_grows_and_is_the_same_after_a_stop(run, language, tmp_
     assert stopped.result.phase is TrainerPhase.STOPPED
     again = run(job, **arguments, store=tmp_path / "run")
     wanted, found = whole.trainer.network, again.trainer.network
-    assert all(torch.equal(found.module.state_dict()[name], each) for name, each in wanted.module.state_dict().items())
+    again.assert_same_weights(whole)
     assert again.result.test_score == score
     assert [len(group["params"]) for group in found.optimizer.param_groups] == [
         len(group["params"]) for group in wanted.optimizer.param_groups
@@ -142,10 +142,8 @@ def test_a_language_model_is_asked_about_in_each_way_that_its_job_allows(run, la
 
 def test_what_nobody_asks_for_changes_nothing(run, language):
     job, data = language()
-    plain = run(job, data=data).trainer.network
     off = {"accumulation": 1, "precision": "Float32", "weightAveraging": 0.0, "gradientCheckpointing": False}
-    other = run(language(**off)[0], data=data).trainer.network
-    assert all(torch.equal(plain.module.state_dict()[name], each) for name, each in other.module.state_dict().items())
+    run(language(**off)[0], data=data).assert_same_weights(run(job, data=data))
 
 
 @pytest.mark.parametrize("option", [{"accumulation": 4}, {"gradientCheckpointing": True}])

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -177,7 +176,7 @@ def test_a_run_reports_its_steps_noise_and_loss(run: Runner) -> None:
     (speed,) = found.speeds
     assert (speed.nodes, speed.workers, speed.batch_size) == (1, 1, 64)
     assert speed.parameters == done.trainer.network.parameters
-    assert 0 < speed.step_seconds < 1
+    assert speed.step_seconds > 0
     assert found.gradient is not None
     assert found.gradient.variance > 0
     assert found.losses[0].step == 0
@@ -185,12 +184,11 @@ def test_a_run_reports_its_steps_noise_and_loss(run: Runner) -> None:
 
 
 def test_measuring_does_not_change_how_a_run_trains(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = run().trainer.network.module.state_dict()
+    measured = run()
     monkeypatch.setattr("espalier_trainer.run.meter.RunMeter.begin", lambda meter: False)
     plain = run()
     assert plain.reporter.report.measurements.gradient is None
-    for name, tensor in plain.trainer.network.module.state_dict().items():
-        assert torch.equal(tensor, measured[name]), name
+    plain.assert_same_weights(measured)
 
 
 def test_a_run_that_resumes_knows_what_it_measured(

@@ -435,31 +435,6 @@ def test_a_model_that_does_not_fit_when_it_has_grown_goes_on_as_it_was(scripted:
     assert place.report().depth == 2
 
 
-def test_the_model_grows_in_all_workers_where_the_script_allows_it(scripted: Callable[..., Workplace]) -> None:
-    text = (EXAMPLE / "elastic.py").read_text()
-    text = text.replace("join(model, optimizer, loader)", "join(model, optimizer, loader, grow=True)")
-    text = text.replace('print(f"epoch', 'print(f"{len(list(model.parameters()))} tensors")\n        print(f"epoch')
-    place = scripted(text, "1000000", adaptation={"mode": "Auto", "fallback": "Heuristic", "maxAdaptations": 2})
-    place.allocate(1)
-    place.start()
-    place.start(0)
-    until(lambda: len(epochs(place.log)) > 1, place)
-    place.allocate(2)
-    until(lambda: members(place)[-1:] == [2], place)
-    until(lambda: "8 tensors" in place.logs(0), place)
-    report = until(lambda: found if len((found := place.report()).adaptations) == 2 else None, place)
-    assert [each.result for each in report.adaptations] == ["Grown", "Grown"]
-    assert report.depth == 4
-    late = max([-1, *shared(place)])
-    until(lambda: max([-1, *shared(place)]) > late + 3, place)
-    # One that comes with the starting model gets the grown one.
-    place.start(1)
-    place.allocate(3)
-    until(lambda: members(place)[-1] == 3, place)
-    until(lambda: "8 tensors" in place.logs(1), place)
-    assert "4 tensors" not in place.logs(1)
-
-
 WHOLE = """
 import torch
 from torch import nn

@@ -137,14 +137,3 @@ def test_one_worker_races_against_the_base_which_the_leader_evaluates(tried: Cal
     assert 0 < base.loss < 2
     assert adaptation.result == "Grown"
     goes_on_together(place, 2)
-
-
-def test_a_loop_without_a_validation_loss_says_so_and_grows_untried(tried: Callable[..., Workplace]) -> None:
-    place = tried("Confirm", 1, validate="")
-    adaptation = decided(place)
-    assert adaptation.result == "Grown"
-    assert adaptation.arms == ()
-    (told,) = [event for event in of(place, "Warned") if event.reason == "TrialsNotPossible"]
-    assert "(adaptation.trials: Confirm): the script gives no validation loss" in told.message
-    assert "give validate=, a function that takes the model and returns it" in told.message
-    goes_on_together(place, 2)

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from espalier_core.types.events import AdaptationFinished, CheckpointSaved, TrainerFinished, TrainerStarted, Warned
+from espalier_core.types.events import AdaptationFinished, TrainerFinished, TrainerStarted, Warned
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_trainer.checkpoints.store import CheckpointStore
@@ -143,32 +143,6 @@ def test_time_scale_makes_the_budget_pass_faster(workplace, make_job):
     assert place.report().used_seconds >= 400
 
 
-def test_disk_that_fills_up_is_a_warning_until_the_end(workplace, make_job):
-    # A limit on the size of files makes the kernel refuse the checkpoint's tensors as a full disk would, in the
-    # middle of writing them; reports and events are smaller.
-    job = make_job(
-        timeBudgetSeconds=600,
-        adaptation={"mode": "Off"},
-        checkpoint={"intervalSeconds": 0.1},
-        training={"evaluateEveryEpochs": 10**6},
-    )
-    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (12000, 12000))"
-    place = workplace(job, prelude=f"import resource, sys; sys.dont_write_bytecode = True; {limit}")  # no cut .pyc
-    place.allocate(1)
-    process = place.start()
-
-    def warnings():
-        return [event for event in place.events() if isinstance(event, Warned)]
-
-    until(lambda: len(warnings()) >= 2, "it tries again")
-    place.allocate(1, stop=Reason.GPU_BUDGET_EXHAUSTED)
-    assert _join(process) == 2, place.log
-    assert {event.reason for event in warnings()} == {"CheckpointFailed"}
-    assert [path.name for path in place.checkpoints.iterdir()] == ["leader.json"]
-    assert (place.report().phase, place.report().reason) == (TrainerPhase.FAILED, Reason.CHECKPOINT_NOT_WRITTEN)
-    assert "there is none yet" in place.report().message
-
-
 BAD_DATA = """
 import torch
 def data():
@@ -205,19 +179,6 @@ def test_what_the_person_can_mend_is_exit_code_2_with_a_sentence(workplace, make
     assert _join(place.start()) == 2
     assert said in place.log
     assert "Traceback" not in place.log
-
-
-def test_checkpoint_of_another_run_is_exit_code_2(workplace, make_job):
-    place = workplace(make_job(timeBudgetSeconds=600, adaptation={"mode": "Off"}))
-    place.allocate(1)
-    process = place.start()
-    until(lambda: _training(place) and place.report().step > 0, "a step")
-    place.allocate(1, stop=Reason.GPU_BUDGET_EXHAUSTED)
-    assert _join(process) == 0, place.log
-    assert _last(place, CheckpointSaved).step > 0
-    place.job = make_job(timeBudgetSeconds=600, adaptation={"mode": "Off"}, training={"seed": 5})
-    assert _join(place.start()) == 2
-    assert "seed: 0 there, 5 here" in place.log
 
 
 def test_module_runs_as_a_program(tmp_path):

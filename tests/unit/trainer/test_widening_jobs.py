@@ -15,7 +15,6 @@ from espalier_core.types.advice import Action, AdviceRequest
 from espalier_core.types.events import Warned
 from espalier_core.types.job import Fallback
 from espalier_core.types.report import AdaptationResult, AdaptationSource, TrainerPhase
-from espalier_trainer.builtin_loop import steps
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
@@ -31,16 +30,6 @@ pytestmark = pytest.mark.slow
 BOTH = {"actions": ["Deepen", "Widen"]}
 WIDEN = Action.widen("block0.0")
 GROUPS = ["block0.0", "block1.0", "block2.0"]
-
-
-def _weights(done: Any) -> dict[str, torch.Tensor]:
-    return done.trainer.network.module.state_dict()
-
-
-def _assert_equal_weights(one: Any, other: Any) -> None:
-    assert _weights(one).keys() == _weights(other).keys()
-    for name, tensor in _weights(one).items():
-        assert torch.equal(tensor, _weights(other)[name]), name
 
 
 def test_a_job_that_deepens_asks_as_before(run, make_job):
@@ -70,65 +59,14 @@ def test_widening_is_offered_carried_out_and_told(run, make_job):
     assert done.trainer.network.history == (Widened(group="block0.0", width=12, seed=0),)
 
 
-def test_widening_keeps_the_function_and_the_loss_goes_on(run, make_job, monkeypatch):
-    losses: list[float] = []
-    real = steps.optimize
-
-    def recorded(*args):
-        joint = real(*args)
-        losses.append(joint.loss)
-        return joint
-
-    monkeypatch.setattr(steps, "optimize", recorded)
-    # A schedule that begins again would take another step than the one compared with.
-    training = {"schedule": {"name": "Constant"}}
-    for optimizer in ({"name": "Adam"}, {"name": "SGD", "momentum": 0.9, "learningRate": 0.05}):
-        job = {"timeBudgetSeconds": 0.3, "training": training | {"optimizer": optimizer}}
-        losses.clear()
-        run(make_job(**job, adaptation=BOTH | {"maxAdaptations": 1}), advisor=Scripted((WIDEN,)), up_at=0.1)
-        grown = losses[:]
-        losses.clear()
-        run(make_job(**job))
-        assert grown[:34] == losses[:34]
-        assert grown[34] == pytest.approx(losses[34], abs=1e-6)
-        assert abs(grown[35] - losses[35]) < 0.2  # moments came along: the first step takes the model nowhere else
-        assert grown[53] != losses[53]
-
-
 def test_copies_of_a_channel_move_apart(run, make_job):
     done = run(make_job(adaptation=BOTH | {"maxAdaptations": 1}), advisor=Scripted((WIDEN,)), up_at=0.1)
-    rows = _weights(done)["block0.0.weight"].flatten(1)
+    rows = done.weights["block0.0.weight"].flatten(1)
     assert len(rows) == 12
     assert torch.cdist(rows, rows).add(torch.eye(12)).min() > 1e-3
 
 
-SCRIPT = (WIDEN, Action.deepen("block0"), Action.widen("block0.0", 15))
-
-
-@pytest.fixture(scope="module")
-def whole(run, make_job):
-    """Return a run that was not stopped, and its job."""
-    job = make_job(timeBudgetSeconds=0.4, adaptation=BOTH, training={"evaluateEveryEpochs": 10**6})
-    done = run(job, advisor=Scripted(SCRIPT), up_at=0.1)
-    assert [one.result for one in done.result.adaptations] == [AdaptationResult.GROWN] * 3
-    return job, done
-
-
 # Before the first decision, between the decisions, and in the middle of a later epoch.
-@pytest.mark.sweep("stops of a run")
-@pytest.mark.parametrize("cut", [15, 36, 53, 80])
-def test_a_run_that_is_stopped_goes_on_with_the_widened_model(run, tmp_path, cut, stop_after, whole):
-    job, whole = whole
-    first = run(job, advisor=Scripted(SCRIPT), up_at=0.1, store=tmp_path, stop=stop_after(cut))
-    assert first.result.phase is TrainerPhase.STOPPED
-    second = run(job, advisor=Scripted(SCRIPT), up_at=0.1, store=tmp_path)
-    assert second.result.steps == whole.result.steps
-    assert second.trainer.network.architecture == whole.trainer.network.architecture
-    assert second.trainer.network.history == whole.trainer.network.history
-    assert second.result.test_loss == whole.result.test_loss
-    _assert_equal_weights(whole, second)
-
-
 def test_a_job_may_begin_to_widen_after_its_checkpoint(run, make_job, tmp_path, stop_after):
     script = Scripted((Action.deepen("block0"), WIDEN))
     first = run(
@@ -146,7 +84,7 @@ def test_a_job_may_begin_to_widen_after_its_checkpoint(run, make_job, tmp_path, 
         Widened(group="block0.0", width=12, seed=1),
     )
     again = run(make_job(adaptation=BOTH), store=tmp_path)
-    _assert_equal_weights(done, again)
+    again.assert_same_weights(done)
 
 
 class Greedy(Scripted):
@@ -180,21 +118,6 @@ def test_heuristic_widens_where_only_that_is_allowed(run, make_job):
     advisor = WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC, 0))
     done = run(make_job(adaptation={"actions": ["Widen"], "maxAdaptations": 1}), advisor=advisor, up_at=0.1)
     assert [one.action for one in done.result.adaptations] == ["Widen(block0.0)"]
-
-
-def test_a_widening_that_does_not_fit_into_memory_is_taken_back(run, make_job, monkeypatch):
-    real = steps.optimize
-
-    def small_device(network, *given):
-        if network.parameters > 306:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return real(network, *given)
-
-    monkeypatch.setattr(steps, "optimize", small_device)
-    done = run(make_job(adaptation=BOTH | {"maxAdaptations": 1}), advisor=Scripted((WIDEN,)), up_at=0.1)
-    (failed,) = done.result.adaptations
-    assert (failed.result, failed.width_before, failed.width_after) == (AdaptationResult.FAILED, 6, 6)
-    assert done.trainer.network.history == ()
 
 
 def _widening(body: dict[str, Any]) -> tuple[int, bytes]:

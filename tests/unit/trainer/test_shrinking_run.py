@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from espalier_core.growth.architecture import Architecture
 from espalier_core.types.advice import Action, AdviceRequest, OutcomeReport
 from espalier_core.types.events import AdaptationFinished, TrialStarted
+from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, AdaptationSource, TrainerPhase
 from espalier_trainer.builtin_loop import steps
@@ -20,24 +22,61 @@ from espalier_trainer.distillation import ShrinkRule
 from espalier_trainer.distillation.shrinking import Shrinker, ShrinkOptions
 from espalier_trainer.distillation.trial import MEASURED_STEPS
 from espalier_trainer.elastic.step import StepResult
-from espalier_trainer.growth.advisor import AdvisorDecision
+from espalier_trainer.growth.advisor import Advisor, AdvisorDecision, Scripted
 from espalier_trainer.run.run import Run as Core
-from espalier_trainer.signals.scheduler import ReplicaChange
+from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 
 pytestmark = pytest.mark.slow
 
 Run = Callable[..., Any]
 
 
-class StopAfter:
-    """Asks training to stop at its n-th step boundary."""
+COME, GONE = 0.1, 0.3
+SCRIPT = (Action.deepen("block0"), Action.deepen("block2"))
 
-    def __init__(self, boundaries: int) -> None:
-        self.left = boundaries
 
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left < 0
+@pytest.fixture(scope="module")
+def make_job(make_job: Run) -> Run:
+    """Make digits jobs with `onReclaim: Distill`."""
+
+    def make(**spec: Any) -> AdaptiveTrainingJob:
+        adaptation = {"onReclaim": "Distill", "maxAdaptations": 2, **spec.pop("adaptation", {})}
+        merged = {"timeBudgetSeconds": 1.5, "training": {"evaluateEveryEpochs": 10**6}, **spec}
+        return make_job(adaptation=adaptation, **merged)
+
+    return make
+
+
+def step_seconds(architecture: Architecture | None) -> float:
+    """A step costs 4 ms, and as much again for each layer added."""
+    return 0.004 * (1 + sum(architecture.growth_history.values() if architecture else ()))
+
+
+@pytest.fixture(scope="module")
+def reclaimed(run: Run, make_job: Run) -> Run:
+    """Train with a second GPU that makes steps `speed` times as fast: it comes at COME and goes at GONE."""
+
+    def runner(
+        job: AdaptiveTrainingJob | None = None,
+        *,
+        arrivals: tuple[ReplicaChange, ...] = (ReplicaChange(COME, 2), ReplicaChange(GONE, 1)),
+        speed: float = 3.0,
+        cost: Callable[[Architecture | None], float] = step_seconds,
+        advisor: Advisor | None = None,
+        **options: Any,
+    ) -> Any:
+        job = job or make_job()
+        scheduler = VirtualScheduler(
+            job.spec.time_budget_seconds, cost, arrivals, speedup=lambda replicas: 1 + (replicas - 1) * (speed - 1)
+        )
+        return run(job, advisor=advisor or Scripted(SCRIPT), scheduler=scheduler, **options)
+
+    return runner
+
+
+def decided_by(done: Any) -> list[Any]:
+    """Return the records of reclaims."""
+    return [each for each in done.result.adaptations if each.action == "Distill"]
 
 
 INSIST = ShrinkOptions(insist=True)
@@ -51,7 +90,7 @@ def started(done: Any) -> TrialStarted:
 
 def judged_at(done: Any) -> int:
     """Return the step at which the two were compared."""
-    (decided,) = done.decided()
+    (decided,) = decided_by(done)
     return started(done).step + int(decided.message.split(" steps")[0].rpartition(" ")[2])
 
 
@@ -72,7 +111,7 @@ def whole(reclaimed: Run) -> Run:
 def test_a_smaller_model_is_tried_and_the_better_one_kept(whole: Run) -> None:
     done = whole("as-compared")
     assert done.result.phase is TrainerPhase.COMPLETED
-    (decided,) = done.decided()
+    (decided,) = decided_by(done)
     begun = started(done)
     assert decided.source is AdaptationSource.RECLAIM
     assert (decided.depth_before, begun.depth) == (6, 4)
@@ -93,7 +132,7 @@ def test_a_smaller_model_is_tried_and_the_better_one_kept(whole: Run) -> None:
 
 def test_one_that_is_kept_has_the_rest_and_is_taught_on_without_the_larger(whole: Run) -> None:
     done = whole("smaller-kept")
-    (decided,) = done.decided()
+    (decided,) = decided_by(done)
     assert decided.result is AdaptationResult.SHRUNK
     assert done.result.depth_after == done.result.depth_before == 4
     assert done.trainer.network.architecture.growth_history == {}
@@ -146,12 +185,12 @@ MOMENTS = {
 @pytest.mark.parametrize("shrink_options", MANNERS)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_stop_at_any_moment_changes_nothing(
-    reclaimed: Run, make_job: Run, whole: Run, tmp_path: Any, shrink_options: str, moment: str
+    reclaimed: Run, make_job: Run, whole: Run, tmp_path: Any, stop_after: Run, shrink_options: str, moment: str
 ) -> None:
     job, how, done = make_job(), MANNERS[shrink_options], whole(shrink_options)
     begin, end = started(done).step, judged_at(done)
     cut, taken = MOMENTS[moment](begin, end)
-    first = reclaimed(job, shrink_options=how, store=tmp_path, stop=StopAfter(cut))
+    first = reclaimed(job, shrink_options=how, store=tmp_path, stop=stop_after(cut))
     assert (first.result.phase, first.result.steps) == (TrainerPhase.STOPPED, taken)
     checkpoint = CheckpointStore(tmp_path).load_latest()
     assert checkpoint is not None
@@ -159,14 +198,13 @@ def test_a_stop_at_any_moment_changes_nothing(
     second = reclaimed(job, shrink_options=how, store=tmp_path)
     assert second.result.steps == done.result.steps
     assert second.result.depth_after == done.result.depth_after
-    for key, tensor in done.trainer.network.module.state_dict().items():
-        assert torch.equal(tensor, second.trainer.network.module.state_dict()[key]), key
-    assert [each.result for each in second.decided()] == [each.result for each in done.decided()]
+    second.assert_same_weights(done)
+    assert [each.result for each in decided_by(second)] == [each.result for each in decided_by(done)]
 
 
 def test_gpus_that_come_back_end_the_trial(reclaimed: Run) -> None:
     done = reclaimed(arrivals=(ReplicaChange(0.1, 2), ReplicaChange(0.3, 1), ReplicaChange(0.45, 2)))
-    (decided,) = done.decided()
+    (decided,) = decided_by(done)
     assert (decided.result, decided.reason) == (AdaptationResult.KEPT, Reason.GPUS_CAME_BACK)
     assert done.result.depth_after == 6
 
@@ -181,7 +219,7 @@ def test_gpus_that_come_back_end_the_trial(reclaimed: Run) -> None:
 )
 def test_where_it_cannot_pay_it_is_not_tried(reclaimed: Run, options: dict[str, Any], reason: Reason) -> None:
     done = reclaimed(**options)
-    (decided,) = done.decided()
+    (decided,) = decided_by(done)
     assert (decided.result, decided.reason) == (AdaptationResult.KEPT, reason)
     assert "s are left" in decided.message
     assert done.result.depth_after == 6
@@ -189,9 +227,9 @@ def test_where_it_cannot_pay_it_is_not_tried(reclaimed: Run, options: dict[str, 
 
 
 def test_a_model_that_never_grew_and_a_job_that_keeps_are_left_alone(reclaimed: Run, make_job: Run) -> None:
-    assert reclaimed(make_job(adaptation={"maxAdaptations": 0})).decided() == []
+    assert decided_by(reclaimed(make_job(adaptation={"maxAdaptations": 0}))) == []
     kept = reclaimed(make_job(adaptation={"onReclaim": "Keep"}))
-    assert kept.decided() == []
+    assert decided_by(kept) == []
     assert not isinstance(kept.trainer.hooks, Shrinker)
 
 
@@ -203,7 +241,7 @@ def test_a_smaller_model_that_diverges_is_dropped(reclaimed: Run, monkeypatch: p
 
     monkeypatch.setattr(steps, "optimize", broken)
     done = reclaimed()
-    (decided,) = done.decided()
+    (decided,) = decided_by(done)
     assert (decided.result, decided.reason) == (AdaptationResult.KEPT, Reason.TRIAL_FAILED)
     assert done.result.phase is TrainerPhase.COMPLETED
     assert done.result.depth_after == 6
@@ -221,7 +259,7 @@ def test_memory_that_does_not_suffice_for_both_leaves_the_larger(
 
     monkeypatch.setattr(steps, "optimize", cramped)
     done = reclaimed()
-    (decided,) = done.decided()
+    (decided,) = decided_by(done)
     assert decided.reason is Reason.TRIAL_FAILED
     assert "no room for two" in decided.message
     assert done.result.depth_after == 6
@@ -229,17 +267,17 @@ def test_memory_that_does_not_suffice_for_both_leaves_the_larger(
 
 def test_a_budget_that_ends_within_a_trial_leaves_the_larger(reclaimed: Run) -> None:
     done = reclaimed(shrink_options=ShrinkOptions(rule=ShrinkRule(share=1.0), insist=True))
-    (decided,) = done.decided()
+    (decided,) = decided_by(done)
     assert (decided.result, decided.reason) == (AdaptationResult.KEPT, Reason.TRIAL_FAILED)
     assert done.result.phase is TrainerPhase.COMPLETED
     assert done.result.depth_after == 6
 
 
 def test_a_job_changed_to_keep_within_a_trial_goes_on_with_the_larger(
-    reclaimed: Run, whole: Run, make_job: Run, tmp_path: Any
+    reclaimed: Run, whole: Run, make_job: Run, tmp_path: Any, stop_after: Run
 ) -> None:
     cut = started(whole("as-compared")).step + 10
-    first = reclaimed(store=tmp_path, stop=StopAfter(cut))
+    first = reclaimed(store=tmp_path, stop=stop_after(cut))
     assert first.trainer.network.depth == 4
     second = reclaimed(make_job(adaptation={"onReclaim": "Keep"}), store=tmp_path)
     assert second.result.depth_after == 6

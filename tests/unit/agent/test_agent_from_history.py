@@ -472,9 +472,7 @@ def test_what_a_parent_learnt_from_judges_no_child(
         learn([], history=history, config=HistoryConfig(updates=1, held_out_seed=5), parent=child)
 
 
-def test_a_history_that_says_nothing_is_refused(
-    database: Path, bad: Policy, tree: DecisionTree, tmp_path: Path
-) -> None:
+def test_a_history_that_says_nothing_is_refused(bad: Policy, tree: DecisionTree, tmp_path: Path) -> None:
     with pytest.raises(LearningError, match=r"no episode to learn from: 1 decisions without outcome.*--explore"):
         learn([], history=gather([decision("a", final_accuracy=None, reported=None)]))
     collect(bad, tree, Jobs(3, 0.0), tmp_path / "greedy.db")
@@ -488,9 +486,7 @@ def test_a_policy_file_of_before_has_no_history(bad: Policy, tmp_path: Path) -> 
     assert load_policy(tmp_path).lineage.history is None
 
 
-def test_the_commands_learn_promote_and_refuse(
-    bad: Policy, database: Path, tree: DecisionTree, table: OutcomeTable, tmp_path: Path
-) -> None:
+def test_the_commands_learn_promote_and_refuse(bad: Policy, database: Path, tmp_path: Path) -> None:
     save_policy(bad, tmp_path / "served")
     quick = ["--set", "updates=60", "--set", "learning_rate=.005"]
     learnt = run(

@@ -14,7 +14,7 @@ import pytest
 from bodies import QUESTION
 
 from espalier_agent.policies.advice import decide
-from espalier_agent.policies.policy import Policy, default_policy
+from espalier_agent.policies.policy import default_policy
 from espalier_agent.service.server import ServerError, serve
 from espalier_core.types.advice import AdviceRequest, AdviceResponse
 from forked import Forked
@@ -82,7 +82,7 @@ def test_it_says_where_it_is_answers_and_ends_when_told(start: Start, tmp_path: 
     assert "Traceback" not in process.log()
 
 
-def test_a_host_that_is_not_ours_is_refused(policy: Policy) -> None:
+def test_a_host_that_is_not_ours_is_refused() -> None:
     with pytest.raises(ServerError, match=r"cannot serve on 203\.0\.113\.1:0"):
         serve("203.0.113.1", 0)
 

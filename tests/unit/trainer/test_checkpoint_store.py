@@ -48,7 +48,7 @@ def test_last_two_are_kept(tmp_path, make_checkpoint):
     assert store.load_latest().state.step == 4
 
 
-def test_nothing_there_is_no_checkpoint(tmp_path, make_checkpoint):
+def test_nothing_there_is_no_checkpoint(tmp_path):
     assert CheckpointStore(tmp_path / "never").load_latest() is None
 
 

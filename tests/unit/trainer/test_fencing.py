@@ -127,7 +127,7 @@ def test_a_claim_that_was_removed_is_made_again(tmp_path, make_checkpoint):
     assert names(tmp_path) == ["checkpoint-00000001", LEADER_FILE]
 
 
-def test_a_claim_that_could_not_be_written_is_made_up_for(tmp_path, make_checkpoint, monkeypatch):
+def test_a_claim_that_could_not_be_written_is_made_up_for(tmp_path, make_checkpoint):
     """The disk was full as the leader started, and its predecessor's claim still lies there."""
     begun(tmp_path, 0, "", "old")
     store = store_of(tmp_path, 0, "", "new")
@@ -200,7 +200,7 @@ def test_ready_trainer_ends_with_exit_code_4_where_a_later_leader_has_started(wo
 
 
 def test_own_loop_ends_with_exit_code_4_where_a_later_leader_has_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: Callable[..., Any], make_checkpoint: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: Callable[..., Any]
 ) -> None:
     job = make_job(timeBudgetSeconds=3600, checkpoint={"intervalSeconds": 0.000001})
     (tmp_path / "job.json").write_text(json.dumps(job.model_dump(mode="json", by_alias=True, exclude_none=True)))

@@ -107,7 +107,7 @@ def test_a_script_writes_by_one_line(leader: AdaptiveTrainingJob, tmp_path: Path
     assert dict(scalars(tmp_path / "tb")["mine"])[3] == 0.0
 
 
-def test_a_script_without_a_job_writes_what_it_reports(tmp_path: Path) -> None:
+def test_a_script_without_a_job_writes_what_it_reports() -> None:
     steps = Steps()
     train(epochs=2, targets=(steps,))
     assert steps.logged == [(3, {"mine": 0.0}), (6, {"mine": 1.0})]

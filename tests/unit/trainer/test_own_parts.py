@@ -187,7 +187,7 @@ class Kept:
 
 
 def test_averages_grow_with_the_model_and_are_taken_up_again(
-    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path
+    advised: Callable[..., Any], advice_body: Callable[..., bytes]
 ) -> None:
     advised(lambda body: (200, advice_body("0")))
 
@@ -513,7 +513,7 @@ def test_the_state_of_an_optimizer_keeps_its_types(kind: Any, make_checkpoint: C
     ],
 )
 def test_a_state_of_an_optimizer_that_cannot_be_kept_is_refused_after_the_first_step(
-    leader: AdaptiveTrainingJob, tmp_path: Path, kept: Any, said: str
+    leader: AdaptiveTrainingJob, kept: Any, said: str
 ) -> None:
     model = net()
     optimizer = Keeping(model.parameters(), kept=kept or (lambda _: {}))
@@ -545,7 +545,7 @@ def test_a_grown_optimizer_shares_no_list_with_the_old_one_and_widens_none() -> 
 
 
 def test_two_optimizers_take_a_backward_each_and_grow(
-    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path
+    advised: Callable[..., Any], advice_body: Callable[..., bytes]
 ) -> None:
     advised(lambda body: (200, advice_body("0")))
 

@@ -75,7 +75,7 @@ def test_the_time_from_hearing_to_acknowledging_is_that_of_the_first_source() ->
     assert made == [("receive", 1.0, 6.0), ("receive", 8.0, 8.0)]
 
 
-def test_what_names_no_trace_is_not_traced(make_job) -> None:
+def test_what_names_no_trace_is_not_traced() -> None:
     kept = InMemorySpanExporter()
     emit, end = tracer_into(SimpleSpanProcessor(kept), {})
     spans = SignalSpans(emit)

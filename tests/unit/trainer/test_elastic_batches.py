@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from espalier_core.types.job import ElasticBatch
@@ -91,9 +91,17 @@ def test_a_straggler_is_one_that_is_much_slower_than_the_middle_of_the_others() 
     assert straggler([0.0, 0.0], 5) is None
 
 
+COUNTS = st.sampled_from([1, 2, STEPS - 1, STEPS, STEPS + 1])
+"""Of equal steps: those that are drawn one by one never have the same straggler for long."""
+
+
 @settings(deadline=None)
-@given(st.lists(st.lists(SECONDS, min_size=4, max_size=4), max_size=120))
-def test_only_who_is_slow_for_many_steps_in_a_row_is_found_and_only_once(steps: list[list[float]]) -> None:
+@example([([0.01, 0.01, 1.0, 0.01], 2 * STEPS)])
+@given(st.lists(st.tuples(st.lists(SECONDS, min_size=4, max_size=4), COUNTS), max_size=6))
+def test_only_who_is_slow_for_many_steps_in_a_row_is_found_and_only_once(
+    runs: list[tuple[list[float], int]],
+) -> None:
+    steps = [seconds for seconds, count in runs for _ in range(count)]
     speeds = MemberSpeeds()
     slowest = [straggler(seconds, 5.0) for seconds in steps]
     for number, seconds in enumerate(steps):

@@ -78,12 +78,7 @@ def test_learn_as_the_paper_and_go_on_in_a_curriculum(run: Run, tmp_path: Path) 
 @pytest.mark.parametrize("encoder", ["lstm", "graph"])
 @pytest.mark.parametrize(
     ("learner", "short"),
-    [
-        ("expected", ["updates=2"]),
-        ("reinforce", ["episodes=12"]),
-        ("ppo", ["episodes=12"]),
-        ("dqn", ["episodes=12"]),
-    ],
+    [("expected", ["updates=2"]), ("reinforce", ["episodes=12"]), ("ppo", ["episodes=12"]), ("dqn", ["episodes=12"])],
 )
 def test_every_learner_learns_with_every_encoder_what_evaluate_reads(
     run: Run, tmp_path: Path, learner: str, short: list[str], encoder: str
@@ -116,11 +111,7 @@ def test_what_a_learner_cannot_be_told_is_one_line(run: Run, tmp_path: Path, opt
 
 @pytest.mark.parametrize(
     ("contents", "message"),
-    [
-        ("{", "not JSON text"),
-        ("{}", "source: Field required"),
-        ('{"sequences": NaN}', "source: Field required"),
-    ],
+    [("{", "not JSON text"), ("{}", "source: Field required"), ('{"sequences": NaN}', "source: Field required")],
 )
 def test_a_damaged_table_is_named(run: Run, tmp_path: Path, contents: str, message: str) -> None:
     path = tmp_path / "t.json"

@@ -198,10 +198,7 @@ def test_an_update_that_breaks_off_leaves_the_file_as_it_was(
         ("UPDATE decisions SET places = '3'", "decision a cannot be read"),
         ("""UPDATE decisions SET places = '{"x":{"y":1}}'""", "decision a cannot be read"),
         ("UPDATE decisions SET time_left_seconds = 1e12", "decision a cannot be read"),
-        (
-            "UPDATE decisions SET job = 'two' || char(10) || 'lines'",
-            r"\); move the file away$",
-        ),
+        ("UPDATE decisions SET job = 'two' || char(10) || 'lines'", r"\); move the file away$"),
         ("UPDATE shadows SET action = '{}'", "shadow of decision a cannot be read"),
         ("UPDATE shadows SET policy_name = x'ff'", "shadow of decision a cannot be read"),
         ("UPDATE shadows SET probabilities = 'none'", "shadow of decision a cannot be read"),

@@ -265,10 +265,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: overwrite_weights(f, weights(f).read_bytes()[:-100]),
         r"\.safetensors: not a safetensors file",
     ),
-    "a terabyte of weights": (
-        lambda f: os.truncate(weights(f), 2**40),
-        r"\.safetensors: is larger than 256 MiB",
-    ),
+    "a terabyte of weights": (lambda f: os.truncate(weights(f), 2**40), r"\.safetensors: is larger than 256 MiB"),
     "a folder of weights": (
         lambda f: (path := weights(f), path.unlink(), path.mkdir()),
         r"\.safetensors: cannot be read \(Is a directory",

@@ -195,8 +195,5 @@ def test_the_study_says_what_the_seeds_say() -> None:
         places = [noise.deviation, noise.standard_error, noise.regret_of_one_seed]
         said = [f"{figure:.4f}" for figure in places]
         shares = [noise.spearman, noise.kendall, noise.first_among_first_five]
-        said[2:2] = [
-            f"{noise.rank_width:.0f} of {noise.sequences}",
-            *(f"{each:.2f}" for each in shares),
-        ]
+        said[2:2] = [f"{noise.rank_width:.0f} of {noise.sequences}", *(f"{each:.2f}" for each in shares)]
         assert cells.split(" | ") == said

@@ -33,10 +33,7 @@ from waiting import PATIENCE, until
 LOOK = 0.05
 QUESTIONS = [
     AdviceRequest(
-        job="job",
-        architecture=named_architecture("cnn1"),
-        time_left_seconds=float(left),
-        time_budget_seconds=400.0,
+        job="job", architecture=named_architecture("cnn1"), time_left_seconds=float(left), time_budget_seconds=400.0
     )
     for left in range(10, 400, 30)
 ]

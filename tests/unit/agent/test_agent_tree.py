@@ -36,9 +36,7 @@ def test_every_sequence_is_walked_through_the_states_it_grew(tables: Tables) -> 
         assert tree.accuracies[at] == outcome.accuracy
 
 
-def test_time_left_is_the_mean_over_the_runs_that_share_the_decisions(
-    make_table: Callable[..., OutcomeTable],
-) -> None:
+def test_time_left_is_the_mean_over_the_runs_that_share_the_decisions(make_table: Callable[..., OutcomeTable]) -> None:
     base = make_table(lambda _: 0.5, points=1, decisions=2)
     lefts = {(0, 0): (60.0, 50.0), (0, 1): (62.0, 54.0), (1, 0): (58.0, 40.0), (1, 1): (60.0, 44.0)}
     sequences = tuple(outcome.model_copy(update={"time_left_s": lefts[outcome.actions]}) for outcome in base.sequences)

@@ -97,8 +97,7 @@ def test_only_one_that_is_ahead_is_kept_and_more_examples_never_speak_against_it
 
 
 @pytest.mark.parametrize(
-    ("smaller", "examples", "kept"),
-    [(0.80, 100, False), (0.85, 100, False), (0.86, 100, True), (0.81, 10_000, True)],
+    ("smaller", "examples", "kept"), [(0.80, 100, False), (0.85, 100, False), (0.86, 100, True), (0.81, 10_000, True)]
 )
 def test_ahead_is_more_than_a_standard_error(smaller: float, examples: int, kept: bool) -> None:
     assert better(smaller, 0.80, examples) is kept

@@ -29,9 +29,7 @@ def job(name: str, submitted_at: float) -> JobFacts:
 
 
 ONE_GPU = Snapshot(
-    taken_at=10.0,
-    nodes=(Node(name="n", gpu_type="", allocatable=1),),
-    jobs=(job("old", 0.0), job("young", 5.0)),
+    taken_at=10.0, nodes=(Node(name="n", gpu_type="", allocatable=1),), jobs=(job("old", 0.0), job("young", 5.0))
 )
 
 

@@ -123,11 +123,7 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
         "'0' cannot be deepened: the activation '1' after it is LeakyReLU with {'negative_slope': 0.0}, of slope 0 "
         "at 0, where a zero branch never learns; use ReLU",
     ),
-    "tied": (
-        _tied,
-        "0",
-        "'0' cannot be deepened: '0' shares a parameter with '2'; untie them before growth",
-    ),
+    "tied": (_tied, "0", "'0' cannot be deepened: '0' shares a parameter with '2'; untie them before growth"),
     "called twice": (
         Twice,
         "layer",

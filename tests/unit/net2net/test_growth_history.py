@@ -8,12 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from espalier_trainer.net2net import (
-    Deepened,
-    GrowthError,
-    Widened,
-    replay,
-)
+from espalier_trainer.net2net import Deepened, GrowthError, Widened, replay
 
 IMAGE = torch.randn(3, 3, 6, 6, generator=torch.Generator().manual_seed(4))
 

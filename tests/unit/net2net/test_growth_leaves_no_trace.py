@@ -12,14 +12,7 @@ import torch
 from test_growth_errors import BROKEN, LOOKING
 from torch import Tensor, nn
 
-from espalier_trainer.net2net import (
-    GrowthError,
-    deepen,
-    growth_points,
-    refused_widenings,
-    widen,
-    widening_groups,
-)
+from espalier_trainer.net2net import GrowthError, deepen, growth_points, refused_widenings, widen, widening_groups
 from espalier_trainer.net2net.description import describe
 
 _EXAMPLE = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))

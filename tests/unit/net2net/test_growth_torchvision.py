@@ -6,14 +6,7 @@ import copy
 
 import pytest
 import torch
-from growth_cases import (
-    TORCHVISION,
-    assert_learns,
-    assert_same_behaviour,
-    behaviour,
-    relative_error,
-    torchvision_case,
-)
+from growth_cases import TORCHVISION, assert_learns, assert_same_behaviour, behaviour, relative_error, torchvision_case
 from torchvision import models
 
 import sweeps

@@ -34,10 +34,7 @@ WAYS: dict[str, tuple[Callable[[nn.Module, Tensor], nn.Module], ...]] = {
         lambda m, x: deepen(m, "first", x),
         lambda m, x: add_block(m, "blocks.0", x),
     ),
-    "deeper, then longer": (
-        lambda m, x: deepen(m, "blocks.1.up", x),
-        lambda m, x: add_block(m, "blocks.0", x),
-    ),
+    "deeper, then longer": (lambda m, x: deepen(m, "blocks.1.up", x), lambda m, x: add_block(m, "blocks.0", x)),
     "wider, deeper, wider": (
         lambda m, x: widen(m, "blocks.0.up", 24, x, seed=1),
         lambda m, x: deepen(m, "blocks.0.up", x),

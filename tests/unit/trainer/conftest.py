@@ -275,10 +275,7 @@ def leader(
 
 @pytest.fixture
 def advised(
-    leader: AdaptiveTrainingJob,
-    agent_server: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    leader: AdaptiveTrainingJob, agent_server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
     """Give the job a second GPU, a seed, and an agent that answers as `answer` says; returns the agent."""
 

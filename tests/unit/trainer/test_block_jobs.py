@@ -47,11 +47,7 @@ def blocks(tmp_path, monkeypatch, make_job):
     yield lambda model="net", batch=64, **adaptation: make_job(
         timeBudgetSeconds=0.4,
         adaptation={"actions": ["Deepen", "AddBlock"]} | adaptation,
-        training={
-            "model": {"entrypoint": f"residual_net:{model}"},
-            "evaluateEveryEpochs": 10**6,
-            "batchSize": batch,
-        },
+        training={"model": {"entrypoint": f"residual_net:{model}"}, "evaluateEveryEpochs": 10**6, "batchSize": batch},
     )
     sys.modules.pop("residual_net", None)
 

@@ -98,9 +98,7 @@ COUNTS = st.sampled_from([1, 2, STEPS - 1, STEPS, STEPS + 1])
 @settings(deadline=None)
 @example([([0.01, 0.01, 1.0, 0.01], 2 * STEPS)])
 @given(st.lists(st.tuples(st.lists(SECONDS, min_size=4, max_size=4), COUNTS), max_size=6))
-def test_only_who_is_slow_for_many_steps_in_a_row_is_found_and_only_once(
-    runs: list[tuple[list[float], int]],
-) -> None:
+def test_only_who_is_slow_for_many_steps_in_a_row_is_found_and_only_once(runs: list[tuple[list[float], int]]) -> None:
     steps = [seconds for seconds, count in runs for _ in range(count)]
     speeds = MemberSpeeds()
     slowest = [straggler(seconds, 5.0) for seconds in steps]

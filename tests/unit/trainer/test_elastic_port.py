@@ -238,8 +238,7 @@ def test_a_leader_of_an_older_version_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "cannot be read"), (b"", "has 0 bytes"), (bytes(31), "has 31 bytes")],
+    ("content", "message"), [(None, "cannot be read"), (b"", "has 0 bytes"), (bytes(31), "has 31 bytes")]
 )
 def test_without_a_key_no_port_is_opened(tmp_path: Path, content: bytes | None, message: str) -> None:
     key = tmp_path / "key"

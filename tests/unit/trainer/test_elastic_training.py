@@ -219,11 +219,7 @@ def test_members_of_a_language_model_clip_average_and_grow_alike(
         training={
             "task": "LanguageModel",
             "model": {"name": "gpt", "options": {"width": 16}},
-            "dataset": {
-                "name": "text",
-                "path": str(tmp_path / "text.txt"),
-                "options": {"context": 16, "windows": 80},
-            },
+            "dataset": {"name": "text", "path": str(tmp_path / "text.txt"), "options": {"context": 16, "windows": 80}},
             "batchSize": 8,
             "elasticBatch": "keepGlobal",
             "optimizer": {"name": "AdamW", "decayMatricesOnly": True, "weightDecay": 0.1, "maxGradientNorm": 0.1},

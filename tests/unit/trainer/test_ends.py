@@ -90,14 +90,7 @@ def script(**changes: str) -> str:
         ({"ACT": "break", "LOOP": "epochs()"}, LEFT),
         ({"ACT": "try: break\n            finally: print()"}, LEFT),
         ({"ACT": "return", "LOOP": "held", "RUN": "held = loop.epochs(COUNT); main()"}, MIDDLE),
-        (
-            {
-                "ACT": "raise ValueError",
-                "LOOP": "tqdm(loop.epochs(COUNT), disable=True)",
-                "RUN": "swallowed()",
-            },
-            MIDDLE,
-        ),
+        ({"ACT": "raise ValueError", "LOOP": "tqdm(loop.epochs(COUNT), disable=True)", "RUN": "swallowed()"}, MIDDLE),
         ({"ACT": "raise ValueError", "LOOP": "epochs()", "RUN": "swallowed()"}, MIDDLE),
         ({"ACT": "break", "RUN": "main(); os._exit(0)"}, LEFT),
         ({"ACT": "break", "RUN": "main(); sys.exit(3)"}, Failure("exit code 3; see its log")),
@@ -149,11 +142,7 @@ parser.add_argument("--data", required=True)
 
 
 @pytest.mark.parametrize(
-    ("act", "verdict"),
-    [
-        ("parser.parse_args()", Failure("exit code 2; see its log")),
-        ("os._exit(0)", NOTHING),
-    ],
+    ("act", "verdict"), [("parser.parse_args()", Failure("exit code 2; see its log")), ("os._exit(0)", NOTHING)]
 )
 def test_a_script_that_ends_before_it_joins_has_trained_nothing(
     workplace: Callable[..., Workplace], make_job: Callable[..., object], act: str, verdict: object

@@ -68,10 +68,7 @@ def trained(
 def blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "two_blocks.py").write_text(TWO_BLOCKS)
     monkeypatch.syspath_prepend(tmp_path)
-    yield {
-        "adaptation": {"actions": ["Deepen", "AddBlock"]},
-        "training": {"model": {"entrypoint": "two_blocks:net"}},
-    }
+    yield {"adaptation": {"actions": ["Deepen", "AddBlock"]}, "training": {"model": {"entrypoint": "two_blocks:net"}}}
     sys.modules.pop("two_blocks", None)
 
 
@@ -346,10 +343,7 @@ def start() -> nn.Module:
 
 
 def test_the_model_of_a_loop_of_the_users_is_loaded_into_its_starting_model(
-    advised: Callable[..., Any],
-    advice_body: Callable[..., bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = grown_by_script(advised, advice_body)
     inputs = torch.rand(3, 2)
@@ -398,10 +392,7 @@ net = Net
 
 
 def test_a_model_of_several_inputs_that_has_grown_is_loaded_by_its_checkpoint_alone(
-    advised: Callable[..., Any],
-    advice_body: Callable[..., bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "several.py").write_text(SEVERAL)
     monkeypatch.syspath_prepend(tmp_path)

@@ -150,10 +150,7 @@ for epoch in loop.epochs(1):
 
 @pytest.mark.parametrize(
     ("when", "reason", "function"),
-    [
-        ("before", Reason.INVALID_SPEC, "__init__"),
-        ("second", Reason.TRAINER_FAILED, "forward"),
-    ],
+    [("before", Reason.INVALID_SPEC, "__init__"), ("second", Reason.TRAINER_FAILED, "forward")],
 )
 def test_a_script_reports_the_exception_that_ended_it(workplace, make_job, when, reason, function):
     """Its exit code is the interpreter's; the scheduler goes by the report."""

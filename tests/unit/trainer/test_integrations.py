@@ -96,13 +96,7 @@ def quiet_arguments(folder: Path, **options: Any) -> Any:
     import transformers
 
     return transformers.TrainingArguments(
-        str(folder),
-        max_steps=1000,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        **options,
+        str(folder), max_steps=1000, save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True, **options
     )
 
 

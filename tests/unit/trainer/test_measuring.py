@@ -101,9 +101,7 @@ def test_the_same_configuration_on_another_type_of_gpu_is_another() -> None:
         max_size=80,
     )
 )
-def test_whatever_is_measured_can_be_reported(
-    added: list[tuple[Key, float, float, int]],
-) -> None:
+def test_whatever_is_measured_can_be_reported(added: list[tuple[Key, float, float, int]]) -> None:
     speeds = StepSpeeds()
     for key, seconds, sync, times in added:
         add(speeds, key, times, seconds, sync)

@@ -26,14 +26,7 @@ from espalier_core.types.report import Report
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.elastic.states import StateCopy
 from espalier_trainer.models.gpt import gpt
-from espalier_trainer.net2net import (
-    deepen,
-    grow_optimizer,
-    plan_widening,
-    widen_optimizer,
-    widened,
-    widening_groups,
-)
+from espalier_trainer.net2net import deepen, grow_optimizer, plan_widening, widen_optimizer, widened, widening_groups
 from espalier_trainer.own import OwnLoopError, join
 from espalier_trainer.user_loop.loop import UserStep
 from espalier_trainer.user_loop.state import UserState
@@ -348,10 +341,7 @@ def test_optimizers_that_cannot_be_carried_are_refused_in_a_sentence() -> None:
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     other = torch.optim.SGD(model[0].parameters(), lr=0.1)
     for wrong, said in (
-        (
-            Lookahead(inner),
-            r"Lookahead wraps another optimizer and has its own state.*the optimizer in its `.base`",
-        ),
+        (Lookahead(inner), r"Lookahead wraps another optimizer and has its own state.*the optimizer in its `.base`"),
         ([inner, other], "the parameter '0.weight' is in two optimizers; give each parameter to one"),
         ([], "the list of optimizers is empty"),
         ("SGD", "str is not a torch.optim.Optimizer; give one, or a list of several"),
@@ -505,10 +495,7 @@ def test_the_state_of_an_optimizer_keeps_its_types(kind: Any, make_checkpoint: C
     ("kept", "said"),
     [
         (lambda _: {"seen": [{1}]}, "the state 'seen' that Keeping keeps for '0.weight' holds a set; checkpoints"),
-        (
-            lambda _: {"act": abs},
-            "keeps for '0.weight' holds a builtin_function_or_method",
-        ),
+        (lambda _: {"act": abs}, "keeps for '0.weight' holds a builtin_function_or_method"),
         (None, "Keeping keeps a state for 'steps', not a parameter"),
     ],
 )

@@ -70,11 +70,7 @@ def tried(scripted: Callable[..., Workplace]) -> Callable[..., Workplace]:
     """Start a script with `extra` extra workers that try a growth before it is carried out."""
 
     def make(
-        trials: str,
-        extra: int,
-        wins: str = GROWTH,
-        leaves: str = "False",
-        validate: str = ", validate=validate",
+        trials: str, extra: int, wins: str = GROWTH, leaves: str = "False", validate: str = ", validate=validate"
     ) -> Workplace:
         adaptation = {"mode": "Auto", "trials": trials, "fallback": "Heuristic", "maxAdaptations": 1}
         text = SCRIPT.format(wins=wins, leaves=leaves, validate=validate)

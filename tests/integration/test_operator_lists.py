@@ -64,7 +64,6 @@ class Lister:
         return {
             "nodes": dict(self.store.planned_nodes),
             "pods": dict(self.store.pods.mapping()),
-            "loads": dict(self.store.loads.mapping()),
             "foreign": dict(self.store.foreign_workers),
         }
 

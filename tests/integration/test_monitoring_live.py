@@ -35,15 +35,7 @@ from espalier_core.k8s.resources import Resource
 from espalier_core.metrics import FAMILIES, Exporter, MetricFamily
 from espalier_core.types.measurements import Bid, BidUse, GradientNoise, GrowthForecast, Measurements
 from espalier_core.types.reasons import Reason
-from espalier_core.types.report import (
-    WORKERS_METRIC,
-    Adaptation,
-    AdaptationSource,
-    Arm,
-    Metric,
-    Report,
-    TrainerPhase,
-)
+from espalier_core.types.report import WORKERS_METRIC, Adaptation, AdaptationSource, Arm, Metric, Report, TrainerPhase
 from espalier_core.validation.reading import load_job
 from espalier_monitoring.__main__ import main
 from espalier_monitoring.alerts import ALERTS, Alert

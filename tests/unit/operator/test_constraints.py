@@ -8,14 +8,9 @@ from hypothesis import strategies as st
 
 from espalier_operator.cluster.node_index import NodeClasses, ReferencedLabels
 from espalier_operator.model import Node
-from espalier_operator.model.constraints import (
-    ANYWHERE,
-    Constraints,
-    NodeSelectorRequirement,
-    NodeSelectorTerm,
-    Taint,
-    Toleration,
-)
+from espalier_operator.model.constraints import ANYWHERE, Constraints, Taint, Toleration
+from espalier_operator.model.constraints import NodeSelectorRequirement as Requirement
+from espalier_operator.model.constraints import NodeSelectorTerm as Term
 
 LABELS = {"zone": "a", "cores": "8", "size": "large"}
 
@@ -23,29 +18,29 @@ LABELS = {"zone": "a", "cores": "8", "size": "large"}
 @pytest.mark.parametrize(
     ("expression", "matches"),
     [
-        (NodeSelectorRequirement("zone", "In", ("a", "b")), True),
-        (NodeSelectorRequirement("zone", "In", ("b",)), False),
-        (NodeSelectorRequirement("rack", "In", ("",)), False),
-        (NodeSelectorRequirement("zone", "NotIn", ("b",)), True),
-        (NodeSelectorRequirement("zone", "NotIn", ("a",)), False),
-        (NodeSelectorRequirement("rack", "NotIn", ("a",)), True),  # a node without the label is not in
-        (NodeSelectorRequirement("zone", "Exists"), True),
-        (NodeSelectorRequirement("rack", "Exists"), False),
-        (NodeSelectorRequirement("zone", "DoesNotExist"), False),
-        (NodeSelectorRequirement("rack", "DoesNotExist"), True),
-        (NodeSelectorRequirement("cores", "Gt", ("7",)), True),
-        (NodeSelectorRequirement("cores", "Gt", ("8",)), False),
-        (NodeSelectorRequirement("cores", "Lt", ("9",)), True),
-        (NodeSelectorRequirement("size", "Gt", ("1",)), False),
-        (NodeSelectorRequirement("cores", "Gt", ("many",)), False),
-        (NodeSelectorRequirement("cores", "Lt", ("1_0",)), False),  # a number to Python, none to kube-scheduler
-        (NodeSelectorRequirement("cores", "Lt", (str(2**63),)), False),
-        (NodeSelectorRequirement("cores", "Gt", ("1", "2")), False),
-        (NodeSelectorRequirement("rack", "Lt", ("1",)), False),
-        (NodeSelectorRequirement("zone", "Near", ("a",)), False),
+        (Requirement("zone", "In", ("a", "b")), True),
+        (Requirement("zone", "In", ("b",)), False),
+        (Requirement("rack", "In", ("",)), False),
+        (Requirement("zone", "NotIn", ("b",)), True),
+        (Requirement("zone", "NotIn", ("a",)), False),
+        (Requirement("rack", "NotIn", ("a",)), True),  # a node without the label is not in
+        (Requirement("zone", "Exists"), True),
+        (Requirement("rack", "Exists"), False),
+        (Requirement("zone", "DoesNotExist"), False),
+        (Requirement("rack", "DoesNotExist"), True),
+        (Requirement("cores", "Gt", ("7",)), True),
+        (Requirement("cores", "Gt", ("8",)), False),
+        (Requirement("cores", "Lt", ("9",)), True),
+        (Requirement("size", "Gt", ("1",)), False),
+        (Requirement("cores", "Gt", ("many",)), False),
+        (Requirement("cores", "Lt", ("1_0",)), False),  # a number to Python, none to kube-scheduler
+        (Requirement("cores", "Lt", (str(2**63),)), False),
+        (Requirement("cores", "Gt", ("1", "2")), False),
+        (Requirement("rack", "Lt", ("1",)), False),
+        (Requirement("zone", "Near", ("a",)), False),
     ],
 )
-def test_expressions(expression: NodeSelectorRequirement, matches: bool) -> None:
+def test_expressions(expression: Requirement, matches: bool) -> None:
     assert expression.takes(LABELS.get(expression.key)) is matches
 
 
@@ -75,44 +70,16 @@ def test_tolerations(toleration: Toleration, tolerates: bool) -> None:
         (Constraints(node_selector=(("zone", "a"), ("size", "large"))), True),
         (Constraints(node_selector=(("zone", "a"), ("size", "small"))), False),
         (Constraints(affinity=()), False),
-        (Constraints(affinity=(NodeSelectorTerm(),)), False),  # an empty term matches no node
+        (Constraints(affinity=(Term(),)), False),  # an empty term matches no node
+        (Constraints(affinity=(Term(), Term((Requirement("zone", "Exists"),)))), True),  # one of the terms
         (
-            Constraints(affinity=(NodeSelectorTerm(), NodeSelectorTerm((NodeSelectorRequirement("zone", "Exists"),)))),
-            True,
-        ),  # one of the terms
-        (
-            Constraints(
-                affinity=(
-                    NodeSelectorTerm(
-                        (NodeSelectorRequirement("zone", "Exists"), NodeSelectorRequirement("rack", "Exists"))
-                    ),
-                )
-            ),
+            Constraints(affinity=(Term((Requirement("zone", "Exists"), Requirement("rack", "Exists"))),)),
             False,
         ),  # all of it
-        (
-            Constraints(
-                affinity=(NodeSelectorTerm(fields=(NodeSelectorRequirement("metadata.name", "In", ("n1",)),)),)
-            ),
-            True,
-        ),
-        (
-            Constraints(
-                affinity=(NodeSelectorTerm(fields=(NodeSelectorRequirement("metadata.name", "NotIn", ("n1",)),)),)
-            ),
-            False,
-        ),
-        (
-            Constraints(affinity=(NodeSelectorTerm(fields=(NodeSelectorRequirement("spec.x", "NotIn", ("n1",)),)),)),
-            False,
-        ),
-        (
-            Constraints(
-                node_selector=(("zone", "b"),),
-                affinity=(NodeSelectorTerm((NodeSelectorRequirement("zone", "Exists"),)),),
-            ),
-            False,
-        ),
+        (Constraints(affinity=(Term(fields=(Requirement("metadata.name", "In", ("n1",)),)),)), True),
+        (Constraints(affinity=(Term(fields=(Requirement("metadata.name", "NotIn", ("n1",)),)),)), False),
+        (Constraints(affinity=(Term(fields=(Requirement("spec.x", "NotIn", ("n1",)),)),)), False),
+        (Constraints(node_selector=(("zone", "b"),), affinity=(Term((Requirement("zone", "Exists"),)),)), False),
     ],
 )
 def test_selectors_and_affinity(constraints: Constraints, admits: bool) -> None:
@@ -129,14 +96,12 @@ def test_each_repelling_taint_must_be_tolerated() -> None:
 
 VALUES = st.sampled_from(("a", "b", "7"))
 EXPRESSIONS = st.builds(
-    NodeSelectorRequirement,
+    Requirement,
     st.sampled_from(("zone", "rack", "metadata.name")),
     st.sampled_from(("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")),
     st.lists(VALUES, max_size=2).map(tuple),
 )
-TERMS = st.builds(
-    NodeSelectorTerm, st.lists(EXPRESSIONS, max_size=2).map(tuple), st.lists(EXPRESSIONS, max_size=1).map(tuple)
-)
+TERMS = st.builds(Term, st.lists(EXPRESSIONS, max_size=2).map(tuple), st.lists(EXPRESSIONS, max_size=1).map(tuple))
 
 
 @given(
@@ -203,13 +168,7 @@ def test_a_thousand_constraints_make_few_groups() -> None:
         Node(name=f"n{number}", gpu_type="x", allocatable=1, labels={"host": f"n{number}", "zone": "a"})
         for number in range(100)
     ]
-    apart = Constraints(
-        affinity=(
-            NodeSelectorTerm(
-                (NodeSelectorRequirement("host", "NotIn", ("n7",)), NodeSelectorRequirement("zone", "Exists"))
-            ),
-        )
-    )
+    apart = Constraints(affinity=(Term((Requirement("host", "NotIn", ("n7",)), Requirement("zone", "Exists"))),))
     asked = [apart, *(Constraints(node_selector=((f"key-{n}", "v"),)) for n in range(1000))]
     node_classes = NodeClasses(ReferencedLabels.by(asked))
     assert len({node_classes.group_of(node) for node in nodes}) == 2

@@ -22,7 +22,8 @@ from espalier_operator.model import (
     WorkerState,
 )
 from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Plan, Requeue, Stop
-from espalier_operator.model.constraints import Constraints, NodeSelectorRequirement
+from espalier_operator.model.constraints import Constraints
+from espalier_operator.model.constraints import NodeSelectorRequirement as Requirement
 from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
@@ -171,23 +172,16 @@ def test_only_as_many_gangs_give_way_as_make_room_for_the_others() -> None:
 @pytest.mark.parametrize(
     ("scopes", "starts", "lends"),
     [
-        ((NodeSelectorRequirement("NotTerminating", "Exists"),), False, False),
-        ((NodeSelectorRequirement("Terminating", "Exists"),), True, True),
-        ((NodeSelectorRequirement("PriorityClass", "In", ("high",)),), False, True),
-        ((NodeSelectorRequirement("PriorityClass", "NotIn", ("high",)),), True, False),
-        ((NodeSelectorRequirement("PriorityClass", "DoesNotExist"),), True, True),
-        (
-            (
-                NodeSelectorRequirement("NotTerminating", "Exists"),
-                NodeSelectorRequirement("PriorityClass", "In", ("other",)),
-            ),
-            True,
-            True,
-        ),
+        ((Requirement("NotTerminating", "Exists"),), False, False),
+        ((Requirement("Terminating", "Exists"),), True, True),
+        ((Requirement("PriorityClass", "In", ("high",)),), False, True),
+        ((Requirement("PriorityClass", "NotIn", ("high",)),), True, False),
+        ((Requirement("PriorityClass", "DoesNotExist"),), True, True),
+        ((Requirement("NotTerminating", "Exists"), Requirement("PriorityClass", "In", ("other",))), True, True),
     ],
 )
 def test_a_quota_with_scopes_holds_for_the_workers_in_all_of_them(
-    scopes: tuple[NodeSelectorRequirement, ...], starts: bool, lends: bool
+    scopes: tuple[Requirement, ...], starts: bool, lends: bool
 ) -> None:
     """Extra workers have a PriorityClass of their own."""
 

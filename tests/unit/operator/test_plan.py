@@ -39,6 +39,11 @@ def decide(nodes, jobs, workers=(), promises=(), now=NOW):
     return plan(snapshot, FairPolicy(), now)
 
 
+def asked_back(job: str, extra: int) -> NoticeReclaim:
+    """The notice to a job, which keeps `extra` extra workers, that others need the rest."""
+    return NoticeReclaim(job=job, extra=extra, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB)
+
+
 # ---- base GPUs
 
 
@@ -135,7 +140,7 @@ def test_a_reclaim_gives_back_what_a_worker_requests():
     lucky = trains("lucky", extra=1, constraints=cpus(3))
     full = node("n", 4, resources={"cpu": 8000})
     planned = decide([full], [lucky, job("next", constraints=cpus(4))], workers_of(lucky, "n"))
-    notice = NoticeReclaim(job="lucky", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB)
+    notice = asked_back("lucky", 0)
     assert planned.actions == (notice,), "there are GPUs, but no CPUs"
 
 
@@ -261,7 +266,7 @@ def test_lent_gpus_are_reclaimed_for_a_pod_only_where_kube_scheduler_could_bind_
     nodes = [node("full", 3), node("open", 5)]
     busy = [replace(each, granted_at=NOW, changed_at=NOW) for each in (first, second)]
     planned = decide(nodes, busy, [*workers, replace(foreign(1), barred_nodes=1)])
-    notice = NoticeReclaim(job="first", extra=1, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB)
+    notice = asked_back("first", 1)
     assert planned.actions == (notice,)
 
 
@@ -280,9 +285,7 @@ def test_nodes_that_are_not_fit_offer_nothing(unfit):
 def test_a_base_worker_that_is_gone_takes_a_lent_gpu():
     hurt, lucky = trains("hurt", high=1), trains("lucky", extra=1)
     planned = decide([node("n", 2)], [hurt, lucky], workers_of(lucky, "n"))
-    assert planned.actions == (
-        NoticeReclaim(job="lucky", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
-    )
+    assert planned.actions == (asked_back("lucky", 0),)
 
 
 def test_a_running_job_whose_gpu_is_gone_for_good_waits_again():
@@ -370,9 +373,9 @@ def test_a_promise_counts_until_it_is_seen_or_expires():
     base = workers_of(lent, "n")[:1]
     promise = Promise(job="lent", extra=1, expires_at=NOW + 5)
     planned = decide([node("n", 2)], [lent, job("next")], base, [promise])
-    assert planned.actions == (
-        NoticeReclaim(job="lent", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
-    ), "the GPU is free and promised, so it is not granted but asked back"
+    assert planned.actions == (asked_back("lent", 0),), (
+        "the GPU is free and promised, so it is not granted but asked back"
+    )
     told = replace(lent, generation=2, reclaim=Reclaim(extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB))
     assert decide([node("n", 2)], [told, job("next")], base, [promise]).actions == ()
     planned = decide([node("n", 2)], [lent], base, [replace(promise, expires_at=NOW)])
@@ -385,9 +388,7 @@ def test_a_waiting_job_has_lent_gpus_reclaimed_from_the_last_in_line():
     first, last = trains("first", extra=1, priority=1, high=2), trains("last", extra=2)
     workers = [*workers_of(first, "n"), *workers_of(last, "n")]
     planned = decide([node("n", 5)], [first, last, job("next")], workers)
-    assert planned.actions == (
-        NoticeReclaim(job="last", extra=1, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
-    )
+    assert planned.actions == (asked_back("last", 1),)
     assert planned.wake_at == NOW + 30
 
 
@@ -421,17 +422,13 @@ def test_only_what_is_on_the_right_node_is_reclaimed():
     wrong, right = trains("wrong", extra=1), trains("right", extra=2, priority=1)
     workers = [*workers_of(wrong, "n"), *workers_of(right, "m")]
     planned = decide([node("n", 2), node("m", 3)], [wrong, right, job("pair", gpus_per_worker=2)], workers)
-    assert planned.actions == (
-        NoticeReclaim(job="right", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
-    )
+    assert planned.actions == (asked_back("right", 0),)
 
 
 def test_a_pod_of_others_gets_lent_gpus_before_anyone_is_evicted():
     lent = trains("lent", extra=2)
     planned = decide([node("n", 3)], [lent], [*workers_of(lent, "n"), foreign(2)])
-    assert planned.actions == (
-        NoticeReclaim(job="lent", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
-    )
+    assert planned.actions == (asked_back("lent", 0),)
     too_large = decide([node("n", 3)], [lent], [*workers_of(lent, "n"), foreign(4)])
     assert too_large.actions == (), "no reclaim makes room for it"
 
@@ -444,9 +441,7 @@ def test_a_free_gpu_that_a_pod_of_others_waits_for_is_not_lent():
 def test_a_job_that_has_less_is_given_all_that_is_due_to_it_by_one_notice():
     rich, poor = trains("rich", extra=4, high=9), trains("poor", high=9)
     planned = decide([node("n", 6)], [rich, poor], [*workers_of(rich, "n"), *workers_of(poor, "n")])
-    assert planned.actions == (
-        NoticeReclaim(job="rich", extra=2, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
-    )
+    assert planned.actions == (asked_back("rich", 2),)
     assert refused(planned)["poor"] is Reason.NO_FREE_GPU
 
 
@@ -458,7 +453,7 @@ def test_who_is_granted_free_gpus_asks_for_others_only_after_its_cooldown():
     workers = [*workers_of(rich, "n"), *workers_of(hasty, "n")]
     assert decide([node("n", 9)], [rich, hasty], workers).actions == (
         GrantExtra(job="hasty", extra=1),
-        NoticeReclaim(job="rich", extra=4, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
+        asked_back("rich", 4),
     )
 
 
@@ -468,14 +463,10 @@ def test_who_has_just_changed_is_spared_unless_it_must_change_anyway():
     planned = decide([node("n", 6)], [rich, poor], workers)
     assert (planned.actions, planned.wake_at) == ((), NOW + 50)
     planned = decide([node("n", 6)], [rich, poor], [*workers, foreign(1)])
-    assert planned.actions == (
-        NoticeReclaim(job="rich", extra=2, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
-    )
+    assert planned.actions == (asked_back("rich", 2),)
     young = replace(rich, granted_at=NOW - 10)
     planned = decide([node("n", 6)], [young, poor], [*workers, foreign(1)])
-    assert planned.actions == (
-        NoticeReclaim(job="rich", extra=3, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
-    )
+    assert planned.actions == (asked_back("rich", 3),)
 
 
 def test_a_worker_of_many_gpus_makes_as_few_jobs_as_can_be_give_back():
@@ -483,9 +474,7 @@ def test_a_worker_of_many_gpus_makes_as_few_jobs_as_can_be_give_back():
     wide = trains("wide", high=3, gpus_per_worker=2)
     workers = [worker for each, on in zip(holders, ("m", "n"), strict=True) for worker in workers_of(each, on)]
     planned = decide([node("m", 5), node("n", 5), node("o", 2)], [*holders, wide], [*workers, *workers_of(wide, "o")])
-    assert planned.actions == (
-        NoticeReclaim(job="holder1", extra=2, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
-    )
+    assert planned.actions == (asked_back("holder1", 2),)
 
 
 def test_a_gpu_moves_to_who_has_as_little_at_a_higher_priority_after_the_minimum_runtime():
@@ -495,9 +484,7 @@ def test_a_gpu_moves_to_who_has_as_little_at_a_higher_priority_after_the_minimum
     planned = decide([node("n", 3)], [holder, equal], [*workers, *workers_of(equal, "n")])
     assert planned.actions == ()
     planned = decide([node("n", 3)], [holder, higher], [*workers, *workers_of(higher, "n")])
-    assert planned.actions == (
-        NoticeReclaim(job="holder", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB),
-    )
+    assert planned.actions == (asked_back("holder", 0),)
     young = replace(holder, granted_at=NOW - 10)
     planned = decide([node("n", 3)], [young, higher], [*workers, *workers_of(higher, "n")])
     assert planned.actions == ()
@@ -522,7 +509,7 @@ def test_a_pod_whose_grace_period_is_a_year_or_long_over_is_not_waited_for(leave
     holder, leaves_at = trains("holder", extra=1, high=2), NOW + leaves_in
     stays = replace(foreign(1, "n"), state=TERMINATING, leaves_at=leaves_at, grace_seconds=10**9)
     planned = decide([node("n", 3)], [holder, job("next")], [*workers_of(holder, "n"), stays])
-    asked = NoticeReclaim(job="holder", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB)
+    asked = asked_back("holder", 0)
     assert planned.actions == (() if waits else (asked,))
     if waits:
         assert planned.wake_at is not None
@@ -540,7 +527,7 @@ def test_a_worker_of_a_job_that_has_stopped_and_hangs_is_not_waited_for(leaves_i
         foreign(1, "n"), job="stopped", role=WorkerRole.BASE, state=TERMINATING, leaves_at=NOW + leaves_in
     )
     planned = decide([node("n", 3)], [holder, stopped, job("next")], [*workers_of(holder, "n"), hanging])
-    asked = NoticeReclaim(job="holder", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB)
+    asked = asked_back("holder", 0)
     assert planned.actions == (() if waits else (asked,))
 
 

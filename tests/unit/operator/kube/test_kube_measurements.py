@@ -26,6 +26,7 @@ from espalier_core.types.status import (
 )
 from espalier_operator.kube.metrics.measurements import Owner, gpu_seconds, measurements
 from espalier_operator.kube.objects.events import events
+from operator_world.kube_objects import adaptation as grown
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 OWNER = Owner(namespace="team", queue="research", base_gpus=2, gpus_per_worker=2, created_at=START.timestamp())
@@ -45,23 +46,8 @@ def told(before: JobStatus | None, after: JobStatus, owner: Owner = OWNER) -> di
 
 
 def adaptation(decision: str = "a", **more: object) -> Adaptation:
-    facts = {
-        "time": START,
-        "used_seconds": 1.0,
-        "trigger": "ExtraGPUsGranted",
-        "generation": 2,
-        "action": "Deepen(block0)",
-        "source": AdaptationSource.AGENT,
-        "result": AdaptationResult.GROWN,
-        "depth_before": 3,
-        "depth_after": 4,
-        "parameters_before": 10,
-        "parameters_after": 20,
-        "accuracy_before": 0.5,
-        "seconds": 0.2,
-        **more,
-    }
-    return Adaptation.model_validate({"decision_id": decision, **facts})
+    known = {"time": START, "action": "Deepen(block0)", "accuracy_before": 0.5, "seconds": 0.2, "probabilities": {}}
+    return grown(**{"decision_id": decision, **known, **more})
 
 
 def test_a_job_is_created_once() -> None:

@@ -137,10 +137,7 @@ def test_what_a_node_has_besides_gpus():
         ({"status": {"allocatable": {"cpu": "4"}}}, {"allocatable": 0, **SILENT}),
         ({"status": {"allocatable": {GPU: "1k"}}}, {"allocatable": 1000, **SILENT}),
         ({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, {"allocatable": 0, **SILENT}),
-        (
-            {"status": {"conditions": [{"type": "Ready", "status": "False"}]}},
-            {"allocatable": 0, "schedulable": False},
-        ),
+        ({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}, {"allocatable": 0, "schedulable": False}),
         ({"spec": {"unschedulable": True}}, {"schedulable": False, "departing": 4}),
         (
             {"spec": {"taints": [{"key": GPU, "value": "present", "effect": "NoSchedule"}]}},
@@ -199,7 +196,7 @@ def test_what_a_pod_requests_besides_gpus(spec, requests):
 # ---- effective requests of pods
 
 
-def reclaim_requests(gpus: Any = None, restart: str | None = None, **resources: Any) -> dict[str, Any]:
+def container(gpus: Any = None, restart: str | None = None, **resources: Any) -> dict[str, Any]:
     limits = {} if gpus is None else {"limits": {GPU: gpus}}
     return {"resources": {**limits, **resources}, **({"restartPolicy": restart} if restart else {})}
 
@@ -207,26 +204,14 @@ def reclaim_requests(gpus: Any = None, restart: str | None = None, **resources: 
 @pytest.mark.parametrize(
     ("spec", "gpus"),
     [
-        ({"containers": [reclaim_requests("1"), reclaim_requests("2"), reclaim_requests()]}, 3),
-        ({"containers": [reclaim_requests(None, requests={GPU: "4"})]}, 4),
-        ({"containers": [reclaim_requests("1")], "initContainers": [reclaim_requests("4"), reclaim_requests("2")]}, 4),
-        ({"containers": [reclaim_requests("3")], "initContainers": [reclaim_requests("1")]}, 3),
-        ({"containers": [reclaim_requests("1")], "initContainers": [reclaim_requests("2", "Always")]}, 3),
-        (
-            {
-                "containers": [reclaim_requests("1")],
-                "initContainers": [reclaim_requests("1", "Always"), reclaim_requests("4")],
-            },
-            5,
-        ),
-        (
-            {
-                "containers": [reclaim_requests("1")],
-                "initContainers": [reclaim_requests("4"), reclaim_requests("1", "Always")],
-            },
-            4,
-        ),
-        ({"containers": [reclaim_requests("-1"), reclaim_requests("x"), {"resources": None}, {}]}, 0),
+        ({"containers": [container("1"), container("2"), container()]}, 3),
+        ({"containers": [container(None, requests={GPU: "4"})]}, 4),
+        ({"containers": [container("1")], "initContainers": [container("4"), container("2")]}, 4),
+        ({"containers": [container("3")], "initContainers": [container("1")]}, 3),
+        ({"containers": [container("1")], "initContainers": [container("2", "Always")]}, 3),
+        ({"containers": [container("1")], "initContainers": [container("1", "Always"), container("4")]}, 5),
+        ({"containers": [container("1")], "initContainers": [container("4"), container("1", "Always")]}, 4),
+        ({"containers": [container("-1"), container("x"), {"resources": None}, {}]}, 0),
         ({}, 0),
     ],
 )
@@ -683,7 +668,7 @@ def test_a_status_is_read_apart():
 
 def full_pod() -> dict[str, Any]:
     raw = raw_worker(JOB, phase="Failed", state=terminated(1, reason="Error", message="m"), reason="Evicted")
-    raw["spec"]["initContainers"] = [reclaim_requests("1", "Always"), reclaim_requests("2")]
+    raw["spec"]["initContainers"] = [container("1", "Always"), container("2")]
     raw["spec"]["nodeSelector"] = {"nvidia.com/gpu.product": "a"}
     raw["spec"]["schedulingGates"] = [{"name": "g"}]
     raw["metadata"]["annotations"] = {"espalier.dev/allocation": '{"allocation": {"generation": 3}}'}

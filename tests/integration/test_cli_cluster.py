@@ -132,14 +132,7 @@ def test_the_snapshot_is_what_the_operator_plans_by(world: World, tmp_path: Path
     assert Snapshot.from_json(seen.to_json()) == seen
     assert {facts.key.partition("/")[2] for facts in seen.jobs} == {"lucky", "waits", "giant"}
     made = plan(seen, FairPolicy(), seen.taken_at)
-    told = json.loads(CliRunner().invoke(cli, ["plan", "--snapshot", str(path), "-o", "json"]).stdout)
-    assert [(entry["action"], entry["job"]) for entry in told["actions"]] == [
-        (type(action).__name__, action.job) for action in made.actions
-    ]
-    assert {entry["job"]: entry["reason"] for entry in told["refusals"]} == {
-        key: str(refusal.reason) for key, refusal in made.refusals.items()
-    }
-    for name in ("waits", "giant"):  # and the operator came to the same
+    for name in ("waits", "giant"):  # the operator came to the same
         refused = made.refusals[f"{world.namespace}/{name}"].reason
         assert world.jobs.condition(name, "Admitted") == ("False", refused)
 

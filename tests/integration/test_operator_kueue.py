@@ -1,4 +1,4 @@
-"""The operator beside a real Kueue on a real API server: admission, flavors, preemption, release; and Kueue away."""
+"""The operator beside a real Kueue on a real API server: its kinds, admission, flavors, preemption, release."""
 
 from __future__ import annotations
 
@@ -74,33 +74,3 @@ def test_kueue_admits_a_job_to_a_flavor_preempts_it_and_admits_it_again(world: W
     world.until_condition("job", "Running", "True", "Running")
     world.jobs.change("job", suspend=True)
     world.until("its quota is given back", lambda: not workloads(world))
-
-
-def test_jobs_run_on_while_kueue_is_away(world: World, kueue: KueueProcess) -> None:
-    kueue.make_flavor()
-    kueue.make_queue(world.namespace, 2)
-    world.kubelet.add_node("node", 2)
-    world.operate(kueue=True)
-    make(world, "runs")
-    world.until_condition("runs", "Running", "True", "Running")
-    kueue.stop()
-    make(world, "late")
-    world.until_condition("late", "Admitted", "False", "WaitingForKueue")
-    world.until("it says so", lambda: "Kueue has not looked at its Workload" in world.jobs.message("late", "Admitted"))
-    assert world.jobs.condition("runs", "Running") == ("True", "Running")
-    kueue.start()
-    world.until_condition("late", "Running", "True", "Running")
-
-
-def test_lent_gpus_are_given_back_for_workloads_of_others_that_wait(world: World, kueue: KueueProcess) -> None:
-    """Extra workers that hold quota, too; Kueue itself would not preempt anybody."""
-    kueue.make_flavor()
-    kueue.make_queue(world.namespace, 3)
-    world.kubelet.add_node("node", 3)
-    world.operate(kueue=True, kueue_extra_workers=True)
-    make(world, "job", maxReplicas=3, preemption=EVICTED)
-    world.until("both are lent", lambda: world.jobs.status("job").get("scheduling", {}).get("extra", 0) == 2)
-    kueue.make_workload(world.namespace, "stranger", gpus=2)
-    world.until("it has given them back", lambda: world.jobs.status("job")["scheduling"].get("extra", 0) == 0)
-    has = lambda: kueue.condition(world.namespace, "stranger", "Admitted").get("status") == "True"  # noqa: E731
-    world.until("Kueue admits it", has)

@@ -153,10 +153,10 @@ RULES: Final[Mapping[str, Sequence[CelRule]]] = {
             "fieldPath": ".adaptation",
         },
         {
-            "rule": "!has(self.adaptation) || !has(self.adaptation.trials) || self.adaptation.trials == 'Off' || "
-            "(has(self.training) && has(self.training.elasticBatch))",
+            "rule": "!has(self.adaptation) || !has(self.adaptation.trials) || "
+            "self.adaptation.trials in ['Off', 'Auto'] || (has(self.training) && has(self.training.elasticBatch))",
             "message": "is missing, but adaptation.trials needs extra workers that train; set it to keepGlobal, or "
-            "adaptation.trials to Off",
+            "adaptation.trials to Auto",
             "fieldPath": ".training.elasticBatch",
         },
         {

@@ -79,7 +79,8 @@ class Way:
         """Give a GPU back."""
         self.gpus.discard(gpu)
         self.changed()
-        self.end([self.there[gpu]], seconds=0)
+        # A GPU that has come during a restart has no process yet.
+        self.end([self.there[gpu]] if gpu in self.there else [], seconds=0)
 
     def gone(self, gpu: int) -> None:
         """Do without a GPU that has gone; its process ends."""

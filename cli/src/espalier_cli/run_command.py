@@ -248,8 +248,12 @@ def why_not_grown(result: RunResult, job: AdaptiveTrainingJob) -> str:
         return "it did not grow: it ended before the agent answered"
     last = asked[-1]
     if last.result is AdaptationResult.UNKNOWN:
-        remedy = "adaptation.trials: Race or Auto, with an extra GPU, can find out"
-        return f"it did not grow: {last.policy} does not know such a model ({last.message}); {remedy}"
+        alone = spec.training.elastic_batch is None
+        remedy = "training.elasticBatch: keepGlobal" if alone else "adaptation.trials: Race"
+        return (
+            f"it did not grow: {last.policy} does not know such a model ({last.message}); {remedy}, with an extra GPU, "
+            "can find out"
+        )
     if last.result is not AdaptationResult.DECLINED:
         return f"it did not grow: {last.action} failed: {last.message}"
     times = "once" if len(asked) == 1 else f"{len(asked)} times"

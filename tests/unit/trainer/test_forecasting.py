@@ -146,10 +146,11 @@ def test_a_run_reports_what_the_next_gpu_is_worth_to_it(
         growth = request.actions()[0]
         return decision(growth, {str(growth): GAINS[str(GROWTH)]})
 
-    job = make_job(training={"elasticBatch": "keepGlobal"}, timeBudgetSeconds=2)
-    measured = run(job, forecaster=forecaster, advisor=Scripted(())).reporter.report.measurements
-    assert len(measured.scores) > LEAST_POINTS
-    assert {bid.use for bid in measured.bids} == {BidUse.WORKER, BidUse.GROWTH, BidUse.NOTHING}
+    for trials, growth in (("Off", BidUse.GROWTH), ("Auto", BidUse.TRIAL)):
+        job = make_job(training={"elasticBatch": "keepGlobal"}, adaptation={"trials": trials}, timeBudgetSeconds=2)
+        measured = run(job, forecaster=forecaster, advisor=Scripted(())).reporter.report.measurements
+        assert len(measured.scores) > LEAST_POINTS
+        assert {bid.use for bid in measured.bids} == {BidUse.WORKER, growth, BidUse.NOTHING}
     fixed = make_job(adaptation={"mode": "Off"})
     assert [bid.use for bid in run(fixed).reporter.report.measurements.bids] == [BidUse.NOTHING]
 

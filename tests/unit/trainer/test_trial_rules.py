@@ -453,7 +453,7 @@ def test_the_losses_of_the_epoch_that_an_arm_is_in_are_kept_with_it(
 def weighed_trial(mode: Trials, workers: int, **options: Any) -> tuple[Advised, GrowthTrial | None]:
     names = tuple(f"worker{number}" for number in range(workers))
     now = TrialConditions(mode, names, workers + 1, 100.0, RATES, 7, **options)
-    advised = weighed(asked(), now)
+    advised = weighed(asked(), now, workers)
     return advised, begun(advised, None, now, lambda: 0.0)
 
 

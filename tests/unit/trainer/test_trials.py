@@ -169,6 +169,29 @@ def test_advice_not_to_grow_is_not_final_before_a_worker_can_try_a_growth(tried,
     assert decided(place).result is AdaptationResult.GROWN
 
 
+@pytest.mark.parametrize("sure", [False, True])
+def test_auto_waits_for_a_worker_exactly_where_a_trial_pays(tried, agent_server, sure):
+    def advises(request: dict[str, Any]) -> tuple[int, bytes]:
+        status, answer = _knows_all(request)
+        found = json.loads(answer)
+        for entry in found["probabilities"][:-1] if sure else ():
+            entry["gain"] = {"mean": 0.05, "low": 0.0499, "high": 0.0501}
+        return status, json.dumps(found).encode()
+
+    server = agent_server(advises)
+    place = tried("Auto", 1, GROWTH_WINS, agent_url=server.url, late=True)
+    if sure:
+        adaptation = decided(place)
+        assert (adaptation.result, adaptation.arms) == (AdaptationResult.GROWN, ())
+        return
+    until(lambda: len(of(place, "EpochFinished")) > 3, place)
+    assert (of(place, "AdaptationFinished"), len(server.requests)) == ([], 1)
+    place.processes.append(place.start(0))
+    (began,) = until(lambda: of(place, "TrialsStarted"), place)
+    assert began.actions == ("Deepen(block0)", "Nothing")
+    assert decided(place).result is AdaptationResult.GROWN
+
+
 def _knows_all(_request: dict[str, Any]) -> tuple[int, bytes]:
     """Advise the first growth, with a probability for each."""
     actions = [{"kind": "Deepen", "target": f"block{number}"} for number in range(3)] + [{"kind": "Nothing"}]

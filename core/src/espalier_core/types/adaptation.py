@@ -131,8 +131,8 @@ class AdaptationSpec(Strict):
     insertion: Insertion | None = None
     """If absent, the advice says how whole blocks are inserted in a language model, and they unfold where it does not;
     in other models, and for single layers, it is `Exact`."""
-    trials: Trials = Trials.OFF
-    """Needs `training.elasticBatch`."""
+    trials: Trials = Trials.AUTO
+    """`Confirm` and `Race` need `training.elasticBatch`; without it, `Auto` tries nothing."""
     optimise: Optimise = Optimise.OFF
     """The ready trainer only; not with `training.syncBatchNorm`, `gradientCheckpointing` or `precision: BFloat16`."""
     optimise_min_gain: float = Field(default=0.03, ge=0, le=10)

@@ -253,10 +253,10 @@ class JobSpec(Strict):
                 f"has adaptation.trials {trials} and adaptation.insertion Unfold; such a trial ends before a run has "
                 "unfolded, so set trials to Race or Off, or insertion to Exact or Scaled"
             )
-        if trials is not Trials.OFF and self.training.elastic_batch is None:
+        if trials in (Trials.CONFIRM, Trials.RACE) and self.training.elastic_batch is None:
             raise ValueError(
                 f"has adaptation.trials {trials} and no training.elasticBatch, without which extra workers take no "
-                "part; set it to keepGlobal, or trials to Off"
+                "part; set it to keepGlobal, or trials to Auto"
             )
         return self
 

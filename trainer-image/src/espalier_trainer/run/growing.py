@@ -57,19 +57,21 @@ class Growth:
         if not cannot_try and job.spec.adaptation.mode is not AdaptationMode.AUTO:
             cannot_try = f"adaptation.mode is {job.spec.adaptation.mode}; set it to Auto"
         self._cannot_try, self._base_loss = cannot_try, loop.base_loss
-        self._trials = Trials.OFF if cannot_try else job.spec.adaptation.trials
+        alone = job.spec.training.elastic_batch is None
+        self._trials = Trials.OFF if cannot_try or alone else job.spec.adaptation.trials
         self._trial: GrowthTrial | None = None
         self._forecasting = Forecasting(services.forecaster, services.scheduler, self._trials)
         self._bidding = Bidding(services.clock)
         self._lent: tuple[int, float] | None = None
         """Generation of the allocation whose extra workers growth waits for, and used seconds when waiting began."""
-        self._declined: int | None = None
-        """Generation of the allocation in which the agent declined before an extra worker could try its best growth."""
+        self._awaited: int | None = None
+        """Generation of the allocation in which advice was asked for, and is to be tried once extra workers are ready:
+        for `Auto` a trial pays; else the agent declined, and its best growth is tried."""
 
     def warn(self) -> None:
         """Warn about requests of the job that will not be met."""
         spec, journal = self._run.job.spec.adaptation, self._run.journal
-        if spec.trials is not self._trials and spec.mode is not AdaptationMode.OFF:
+        if spec.trials not in (self._trials, Trials.AUTO) and spec.mode is not AdaptationMode.OFF:
             message = f"no growth is tried first (adaptation.trials: {spec.trials}): {self._cannot_try}"
             journal.warn("TrialsNotPossible", message)
         if self._adapter is not None and self._cannot_grow:
@@ -123,13 +125,13 @@ class Growth:
         asked = self._asked(self._adapter, network)
         if asked.decision.problem is not None and run.services.stop():
             return False  # the request was cancelled; the resumed run repeats it
-        asked, begun = self._trial_begun(asked)
-        if begun:
+        asked, settled = self._trial_begun(asked)
+        if not settled:
             run.journal.enter(TrainerPhase.TRAINING)
             return run.scheduler.time_left() > 0
-        if self._workers_missing and not asked.decision.action.grows:
+        if self._trials is not Trials.AUTO and self._workers_missing and not asked.decision.action.grows:
             # A trial may still overrule the advice: the request is repeated once a worker can run one.
-            self._declined = run.allocation.generation
+            self._awaited = run.allocation.generation
             late = "no extra worker is ready to try a growth; the request is repeated once one is"
             run.journal.warn("TrialsNotPossible", f"{asked.decision.action} is advised, and {late}")
             run.journal.enter(TrainerPhase.TRAINING)
@@ -185,20 +187,34 @@ class Growth:
     def _waits_to_try(self) -> bool:
         """Return whether a request waits for starting extra workers, which must try the advice.
 
-        Where the base takes part in the race, it also waits for the first epoch, after which the base's loss is known.
+        `Auto` waits only once it knows that a trial pays. Where the base takes part in the race, a request also waits
+        for the first epoch, after which the base's loss is known.
         """
         run = self._run
         if self._trials is Trials.OFF or run.team is None:
             return False
-        if self._workers_missing and self._declined == run.allocation.generation:
+        loss_unknown, awaited = self._base_loss is None and run.progress.epoch == 0, self._tries_awaited
+        if self._trials is Trials.AUTO and not awaited:
+            return loss_unknown and _base_of(run.team) == 1
+        if self._trials is not Trials.AUTO and awaited and self._workers_missing:
             return True
-        if len(run.team.extra_members) >= run.allocation.replicas - run.scheduler.base_replicas():
+        if len(run.team.extra_members) >= self._extra:
             self._lent = None
-            return self._races_base(run.team) and self._base_loss is None and run.progress.epoch == 0
+            return loss_unknown and self._races_base(run.team)
         used, generation = run.scheduler.used_seconds(), run.allocation.generation
         if self._lent is None or self._lent[0] != generation:
             self._lent = generation, used
         return used - self._lent[1] < _START_SHARE * run.scheduler.time_budget()
+
+    @property
+    def _tries_awaited(self) -> bool:
+        """Whether advice of this allocation is to be tried once extra workers are ready."""
+        return self._awaited == self._run.allocation.generation
+
+    @property
+    def _extra(self) -> int:
+        """Number of extra workers that the allocation has, ready or not."""
+        return self._run.allocation.replicas - self._run.scheduler.base_replicas()
 
     @property
     def _workers_missing(self) -> bool:
@@ -208,12 +224,13 @@ class Growth:
     def _trial_begun(self, asked: Advised) -> tuple[Advised, bool]:
         """Start a trial of the advice on extra workers, if the job wants it and they can.
 
-        Return the advice, with the worth of a trial for `Auto`, and whether one started.
+        Return the advice, with the worth of a trial for `Auto`, and whether it is to be carried out now: not if a trial
+        started, or waits for workers.
         """
         run = self._run
         adapter, team, progress = self._adapter, run.team, run.progress
         if adapter is None or team is None or self._trials is Trials.OFF:
-            return asked, False
+            return asked, True
         from espalier_trainer.trials.growth_trial import TrialConditions, begun, weighed
 
         now = TrialConditions(
@@ -229,22 +246,26 @@ class Growth:
             confirms=Insertion.UNFOLD not in run.job.spec.adaptation.insertions(run.job.spec.training.task),
         )
         if self._trials is Trials.AUTO:
-            asked = weighed(asked, now)
+            # Once it has waited, it decides by the workers that are ready.
+            asked = weighed(asked, now, len(now.workers) if self._tries_awaited else self._extra)
+            if asked.worth is not None and asked.worth.pays and asked.worth.workers > len(now.workers):
+                self._awaited = run.allocation.generation
+                return asked, False
         trial = begun(asked, run.state.network, now, run.services.clock)
         if trial is None:
             if asked.decision.action.grows and not team.extra_members:
                 late = f"no extra worker was ready within {_START_SHARE:.0%} of the budget"
                 run.journal.warn("TrialsNotPossible", f"{asked.decision.action} is not tried first: {late}")
-            return asked, False
+            return asked, True
         try:
             team.send_trial_orders(
                 {worker: order.model_dump_json() for worker, order in trial.orders.items()}, run.saver.capture
             )
         except GroupBrokenError:
-            return asked, True  # the next boundary gathers the members, the next epoch asks again
+            return asked, False  # the next boundary gathers the members, the next epoch asks again
         self._trial = trial
         run.journal.trials_started(trial.actions, len(trial.orders), trial.seconds)
-        return asked, True
+        return asked, False
 
     def _races_base(self, team: Team) -> bool:
         from espalier_trainer.trials.rules import races_base

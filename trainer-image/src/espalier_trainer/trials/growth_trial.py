@@ -191,13 +191,13 @@ class TrialConditions:
     """Whether a short trial shows anything of a growth: not if it takes time to unfold."""
 
 
-def weighed(asked: Advised, now: TrialConditions) -> Advised:
-    """Return advice with the worth of the trial that `Auto` would choose for it."""
+def weighed(asked: Advised, now: TrialConditions, workers: int) -> Advised:
+    """Return advice with the worth of the trial that `Auto` would choose for it with so many extra workers."""
     decision = asked.decision
     growths = rules.ranked(decision.action, asked.allowed, decision.probabilities, decision.gains)
     races_base, task = now.base == 1 and now.loss is not None, asked.scale.task
     found = rules.worth(
-        growths, decision.gains, task, len(now.workers), base=now.base, races_base=races_base, confirms=now.confirms
+        growths, decision.gains, task, workers, base=now.base, races_base=races_base, confirms=now.confirms
     )
     return replace(asked, worth=found)
 

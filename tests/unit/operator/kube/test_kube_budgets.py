@@ -76,6 +76,12 @@ class Account:
             self.state = look(JOB, self.state, self.seen(), EPOCH + seconds, SETTINGS)
         return self.state.used_seconds
 
+    def trains(self, until: float) -> None:
+        """The leader runs and trains from the beginning, as a look at that second shows."""
+        self.runs()
+        self.says(TRAINING)
+        self.look(until)
+
     def restart_operator(self) -> None:
         """Another operator reads the status."""
         status = status_at(JOB, self.state, EPOCH, SETTINGS)
@@ -132,9 +138,7 @@ def test_queueing_pulling_and_starting_do_not_count(account):
 
 
 def test_gpu_seconds_are_of_base_workers_and_of_lent_ones_that_have_their_gpus(account):
-    account.runs()
-    account.says(TRAINING)
-    account.look(10)
+    account.trains(10)
     assert (account.state.used_seconds, account.state.gpu_seconds_used) == (10, 20)
     account.state = replace(account.state, extra=2)
     account.look(15)
@@ -156,9 +160,7 @@ def test_a_leader_s_own_count_holds_where_it_is_further(account):
 
 @pytest.mark.parametrize("phase", [COMPLETED, STOPPED, FAILED])
 def test_a_leader_that_says_that_it_ends_has_a_moment_for_that(account, phase):
-    account.runs()
-    account.says(TRAINING)
-    account.look(10)
+    account.trains(10)
     account.says(phase, 11)
     assert account.look(15, 18) == 11
 
@@ -166,9 +168,7 @@ def test_a_leader_that_says_that_it_ends_has_a_moment_for_that(account, phase):
 @pytest.mark.parametrize("phase", [STOPPED, FAILED])
 def test_a_leader_cannot_stretch_its_budget_by_saying_that_it_ends(account, phase):
     """It says so again and again; it stood at 10 s after a day."""
-    account.runs()
-    account.says(TRAINING)
-    account.look(10)
+    account.trains(10)
     for second in range(12, 60, 2):
         account.says(phase, 10, at=second)
         used = account.look(second)
@@ -179,9 +179,7 @@ def test_a_leader_cannot_stretch_its_budget_by_saying_that_it_ends(account, phas
 
 def test_start_ups_count_after_a_leader_has_stopped_itself(account):
     """Otherwise one that trains, says that it starts, and stops before the allowance is over, would train for free."""
-    account.runs()
-    account.says(TRAINING)
-    account.look(10)
+    account.trains(10)
     account.ends(11, code=143)
     used = account.look(12, 15)
     account.runs("second", 1, since=16)
@@ -190,17 +188,13 @@ def test_start_ups_count_after_a_leader_has_stopped_itself(account):
 
 
 def test_a_leader_on_a_lost_node_does_not_count(account):
-    account.runs()
-    account.says(TRAINING)
-    account.look(10)
+    account.trains(10)
     account.ready = ()
     assert account.look(15, 60) == 10
 
 
 def test_suspension_does_not_count(account):
-    account.runs()
-    account.says(TRAINING)
-    account.look(10)
+    account.trains(10)
     account.state = replace(account.state, admitted_at=None)
     assert account.look(500) == 10
     account.state = replace(
@@ -213,9 +207,7 @@ def test_suspension_does_not_count(account):
 
 
 def test_a_leader_that_trains_on_while_it_is_ended_counts_by_its_own_word(account):
-    account.runs()
-    account.says(TRAINING)
-    account.look(10)
+    account.trains(10)
     account.state = replace(account.state, admitted_at=None, attempts=(1,), incarnations=("",))
     assert account.look(15) == 10
     account.says(TRAINING, 14)
@@ -228,9 +220,7 @@ def test_a_leader_that_trains_on_while_it_is_ended_counts_by_its_own_word(accoun
 
 def test_a_budget_that_is_lowered_to_less_than_is_used_ends_now(account):
     """Not before: the leader has the usual time to evaluate, also if the operator is restarted meanwhile."""
-    account.runs()
-    account.says(TRAINING)
-    account.look(50)
+    account.trains(50)
     assert account.state.budget_end_seconds == 1000
     lowered = kube_job("one", {"minReplicas": 1, "maxReplicas": 3, "timeBudgetSeconds": 30, "template": TWO_GPUS})
     for second in (52, 55):
@@ -242,9 +232,7 @@ def test_a_budget_that_is_lowered_to_less_than_is_used_ends_now(account):
 
 
 def test_a_budget_that_is_used_up_is_not_stretched_by_lowering_it(account):
-    account.runs()
-    account.says(TRAINING)
-    account.look(1005)
+    account.trains(1005)
     lowered = kube_job("one", {"minReplicas": 1, "maxReplicas": 3, "timeBudgetSeconds": 900, "template": TWO_GPUS})
     account.state = look(lowered, account.state, account.seen(), EPOCH + 1008, SETTINGS)
     assert account.state.budget_end_seconds == 1000
@@ -327,9 +315,7 @@ def test_a_leader_that_vanished_counts_by_its_own_word(account):
 
 
 def test_the_wait_for_a_restart_does_not_count_and_the_next_leader_goes_on(account):
-    account.runs()
-    account.says(TRAINING)
-    account.look(10)
+    account.trains(10)
     account.ends(11)
     account.look(12)
     assert account.state.attempts == (1,)
@@ -401,9 +387,7 @@ def test_each_silent_leader_has_its_own_allowance(account):
 
 
 def test_what_was_trained_while_no_operator_was_there_counts(account):
-    account.runs()
-    account.says(TRAINING)
-    account.look(10)
+    account.trains(10)
     account.restart_operator()
     account.says(TRAINING, 68)
     assert account.look(70) == 70
@@ -411,9 +395,7 @@ def test_what_was_trained_while_no_operator_was_there_counts(account):
 
 def test_what_may_not_have_been_trained_while_no_operator_was_there_does_not_count(account):
     """Its node may not have told of its end yet."""
-    account.runs()
-    account.says(TRAINING)
-    account.look(10)
+    account.trains(10)
     account.restart_operator()
     account.says(TRAINING, 12, at=13)
     assert account.look(70) == 13
@@ -433,9 +415,7 @@ def test_what_a_starting_leader_may_not_have_run_while_no_operator_was_there_doe
 
 
 def test_what_was_written_last_is_all_that_the_next_operator_knows(account):
-    account.runs()
-    account.says(TRAINING)
-    account.look(10)
+    account.trains(10)
     written = account.state
     account.look(17)
     account.state = written
@@ -453,9 +433,7 @@ def test_a_silent_leader_that_crossed_the_allowance_while_no_operator_was_there(
 
 
 def test_a_leader_that_ended_while_no_operator_was_there(account):
-    account.runs()
-    account.says(TRAINING)
-    account.look(10)
+    account.trains(10)
     account.restart_operator()
     account.ends(80)
     account.says(TRAINING, 79)
@@ -480,9 +458,7 @@ def test_restarts_of_the_operator_at_every_look_change_nothing():
 
 
 def test_a_clock_that_goes_back_takes_nothing_and_counts_nothing_twice(account):
-    account.runs()
-    account.says(TRAINING)
-    account.look(10)
+    account.trains(10)
     assert account.look(4) == 10
     assert account.look(9) == 15, "five more seconds have passed"
 

@@ -87,6 +87,7 @@ WORKERS = ["leader", "a", "b", "c"]
 def test_a_straggler_is_one_that_is_much_slower_than_the_middle_of_the_others() -> None:
     assert straggler([0.1, 0.1, 1.1], 5) == 2
     assert straggler([0.1, 0.1, 0.4], 5) is None
+    assert straggler([0.1, 1.1], 5) == 1
     assert straggler([1.0], 5) is None
     assert straggler([0.0, 0.0], 5) is None
 

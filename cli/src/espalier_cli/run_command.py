@@ -262,9 +262,8 @@ def why_not_grown(result: RunResult, job: AdaptiveTrainingJob) -> str:
     if last.source is AdaptationSource.FALLBACK:
         remedy = "start an agent, or set adaptation.fallback to Heuristic"
         return f"it did not grow: no agent answered, and the fallback {last.policy} advised {last.action}; {remedy}"
-    tries = (
-        "" if spec.adaptation.trials is not Trials.OFF else "adaptation.trials: Race tries it on the extra GPU, and "
-    )
+    untried = spec.adaptation.trials in (Trials.OFF, Trials.AUTO)
+    tries = "adaptation.trials: Race tries it on the extra GPU, and " if untried else ""
     remedy = f"{tries}--no-agent leaves the decision to adaptation.fallback"
     return f"it did not grow: {last.policy} advised {times} against it; {remedy}"
 

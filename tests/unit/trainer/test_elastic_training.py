@@ -215,7 +215,13 @@ def test_members_of_a_language_model_clip_average_and_grow_alike(
     (tmp_path / "text.txt").write_text("".join(f"{number} and one are {number + 1}. " for number in range(500)))
     job = make_job(
         timeBudgetSeconds=0.2,
-        adaptation={"actions": ["AddBlock"], "insertion": insertion, "maxAdaptations": 1, "fallback": "Heuristic"},
+        adaptation={
+            "actions": ["AddBlock"],
+            "insertion": insertion,
+            "maxAdaptations": 1,
+            "fallback": "Heuristic",
+            "trials": "Off",
+        },
         training={
             "task": "LanguageModel",
             "model": {"name": "gpt", "options": {"width": 16}},
@@ -239,7 +245,9 @@ def test_members_of_a_language_model_clip_average_and_grow_alike(
 def test_all_members_grow_together(
     make_job: Callable[..., AdaptiveTrainingJob], together: Callable[..., tuple[Any, Workers]]
 ) -> None:
-    job = make_job(maxReplicas=3, adaptation={"maxAdaptations": 2}, training={"elasticBatch": "keepGlobal"})
+    job = make_job(
+        maxReplicas=3, adaptation={"maxAdaptations": 2, "trials": "Off"}, training={"elasticBatch": "keepGlobal"}
+    )
     advisor = WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC, 0))
     done, workers = together(job, 3, advisor=advisor)
     assert done.result.depth_after == done.result.depth_before + 2
@@ -252,7 +260,7 @@ def test_all_members_teach_a_smaller_model_together(
     job = make_job(
         maxReplicas=3,
         timeBudgetSeconds=0.6,
-        adaptation={"maxAdaptations": 2, "onReclaim": "Distill"},
+        adaptation={"maxAdaptations": 2, "trials": "Off", "onReclaim": "Distill"},
         training={"elasticBatch": "keepGlobal"},
     )
     advisor = WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC, 0))

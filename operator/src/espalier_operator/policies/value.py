@@ -26,8 +26,8 @@ class ValuePolicy:
 
     A use is another worker, a growth or a trial of growths; for the latter two, one extra worker is enough. Another job
     takes a GPU over once its own bid is higher by a quarter. A job whose next GPU is worth nothing is lent none, and
-    gives back what it has. Jobs without bids for workers that extra ones speed up share, by weight, what is left. Base
-    GPUs go as under `fair`.
+    gives back what it has. Jobs without bids for workers that extra ones speed up share, by weight, what is left, up to
+    their fastest number. Base GPUs go as under `fair`.
     """
 
     name: ClassVar[str] = "value"
@@ -130,7 +130,9 @@ def _share(job: Candidate, view: View, extra: int, worths: Sequence[float]) -> S
     """Return the base workers, those lent, and spare ones: as many as are worth something, or speed the job up."""
     speed_model, most = view.speed_models.get(job.key), job.min_workers + len(worths)
     if speed_model is not None and not any(bid.use is BidUse.WORKER for bid in view.bids.get(job.key, ())):
-        alone, all_of_them = speed_model.step_seconds(job.min_workers), speed_model.step_seconds(job.max_workers)
-        most = job.max_workers if alone >= _FASTER * all_of_them else most
+        fit = max(job.min_workers, min(job.max_workers, view.gpus // max(1, job.gpus_per_worker)))
+        fastest = min(range(job.min_workers, fit + 1), key=speed_model.step_seconds)
+        faster = speed_model.step_seconds(job.min_workers) >= _FASTER * speed_model.step_seconds(fastest)
+        most = fastest if faster else most
     workers = job.min_workers + extra
     return Share(job=job.key, workers=workers, spare=max(0, most - workers), weight=weight_of(job.priority))

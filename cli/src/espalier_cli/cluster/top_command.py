@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +18,8 @@ from espalier_operator.kube.inspection import KubeSettings, parse_node, seen_by_
 
 _TYPE_COLUMNS = ("TYPE", "NODES", "TOTAL", "BASE", "LENT", "OTHERS", "TERMINATING", "PROMISED", "FREE")
 _JOB_COLUMNS = ("JOB", "TYPE", "BASE", "LENT", "TERMINATING", "PROMISED", "BUDGET-LEFT")
+_TYPE_NAMES = {"gpu_type": "type", "largest_free": "largestFreeOnANode", "short": "heldBeyondAllocatable"}
+_JOB_NAMES = {"gpu_type": "type", "remaining_seconds": "budgetRemainingSeconds"}
 
 
 @click.command(epilog=OF_OPERATOR)
@@ -47,26 +50,16 @@ def overview(lists: Lists, now: float, settings: KubeSettings) -> dict[str, Any]
         if node.allocatable and (reasons := why_not(raw, settings)):
             nodes.append({"name": node.name, "type": node.gpu_type, "gpus": node.allocatable, "why": reasons})
     return {
-        "types": [_type(use) for use in use_by_type(snapshot)],
-        "jobs": [_job(use) for use in use_by_job(snapshot)],
+        "types": [_renamed(use, _TYPE_NAMES) for use in use_by_type(snapshot)],
+        "jobs": [_renamed(use, _JOB_NAMES) for use in use_by_job(snapshot)],
         "others": [{"namespace": name, "held": held, "waitedFor": wanted} for name, held, wanted in others(snapshot)],
         "nodesNotCounted": nodes,
-        "nodesAvoided": [_avoided(use) for use in avoided(snapshot)],
+        "nodesAvoided": [_renamed(use, {"by_all": "byAll"}) for use in avoided(snapshot)],
     }
 
 
-def _type(use: TypeUse) -> dict[str, Any]:
-    names = {"gpu_type": "type", "largest_free": "largestFreeOnANode", "short": "heldBeyondAllocatable"}
-    return {names.get(name, name): value for name, value in asdict(use).items()}
-
-
-def _job(use: JobUse) -> dict[str, Any]:
-    names = {"gpu_type": "type", "remaining_seconds": "budgetRemainingSeconds"}
-    return {names.get(name, name): value for name, value in asdict(use).items()}
-
-
-def _avoided(use: AvoidedUse) -> dict[str, Any]:
-    names = {"by_all": "byAll"}
+def _renamed(use: TypeUse | JobUse | AvoidedUse, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of `use`, with those in `names` under other names."""
     return {names.get(name, name): value for name, value in asdict(use).items()}
 
 

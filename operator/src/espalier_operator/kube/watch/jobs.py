@@ -284,11 +284,8 @@ class JobInputs:
 
     def _parsed(self, raw: Raw) -> KubeJob | InvalidJob:
         defaults = self._defaults_in(text(raw, "metadata", "namespace"))
-        return parse_job(raw, self._settings, self._classes(), self._affinity_of, self._template, defaults)
-
-    def _classes(self) -> Mapping[str, int] | None:
-        """Return the values of the PriorityClasses; None while they are unknown."""
-        return None if self.priorities.listed_version is None else self.priorities.mapping()
+        classes = None if self.priorities.listed_version is None else self.priorities.mapping()  # None: unknown yet
+        return parse_job(raw, self._settings, classes, self._affinity_of, self._template, defaults)
 
     def _affinity_of(self, claim: str) -> Terms | None:
         """Return the node affinity of the volume of a claim, given by key."""

@@ -299,10 +299,9 @@ def test_the_shipped_policy_answers_by_trees_for_models_that_it_has_never_met() 
     answer = advise(shipped, stranger, "b")
     assert answer.familiarity is not None
     assert answer.familiarity.outside[-1].startswith("steps left 1,000,000 ")
-    assert shipped.strangers is not None
-    assert shipped.strangers.lineage.domain is not None
-    assert answer.policy == shipped.strangers.identity
-    assert shipped.strangers.strangers is None
+    assert shipped.parts
+    assert shipped.parts[0].lineage.domain is not None
+    assert answer.policy == shipped.parts[0].identity
 
 
 @pytest.fixture(scope="module")
@@ -310,14 +309,39 @@ def corpora() -> dict[str, GrowthCorpus]:
     return {name: carried_corpus(name) for name in ("growth", "free")}
 
 
-def test_the_carried_trees_are_what_their_command_makes(corpora: dict[str, GrowthCorpus]) -> None:
-    strangers = default_policy().strangers
-    assert strangers is not None
-    tables = [table for name in ("lamelas", "digits", "cifar8") for table in carried_tables(name)]
-    again = LEARNER.with_corpora(list(corpora.values())).learn(tables, seed=0, name="unseen")
-    assert again.lineage == strangers.lineage
-    for name, values in strangers.network.state_dict().items():
+@pytest.mark.parametrize(
+    ("part", "recipe", "names", "sets"),
+    [
+        (0, "default", ("growth", "free"), ("lamelas", "digits", "cifar8")),
+        (1, "language", ("language", "language-long"), ()),
+    ],
+)
+def test_the_carried_trees_are_what_their_command_makes(
+    part: int, recipe: str, names: tuple[str, ...], sets: tuple[str, ...]
+) -> None:
+    carried = default_policy().parts[part]
+    tables = [table for name in sets for table in carried_tables(name)]
+    learner = LEARNER.with_corpora([carried_corpus(name) for name in names])
+    again = learner.learn(tables, config=LEARNER.recipe(recipe), seed=0, name=carried.name)
+    assert again.lineage == carried.lineage
+    for name, values in carried.network.state_dict().items():
         assert torch.allclose(values, again.network.state_dict()[name], atol=1e-5), name
+
+
+def test_the_shipped_policy_answers_for_language_models_by_trees_of_their_own_and_unfolds() -> None:
+    shipped = default_policy()
+    records = [record for record in carried_corpus("language-long").cases if record.moments]
+    requests = [request for record in records if (request := record.request(record.moments[0])) is not None]
+    answers = [advise(shipped, request, "a") for request in requests]
+    assert {answer.policy for answer in answers} == {shipped.parts[1].identity}
+    assert all(answer.familiarity is not None and answer.familiarity.known for answer in answers)
+    assert Insertion.UNFOLD in {answer.action.insertion for answer in answers}
+
+
+def test_trees_for_language_models_refuse_tables_of_classifications() -> None:
+    learner = LEARNER.with_corpora([carried_corpus("language")])
+    with pytest.raises(LearningError, match="of classifications, not of LanguageModel; add --without-tables"):
+        learner.learn(carried_tables("digits"), config=LEARNER.recipe("language"), seed=0)
 
 
 def test_widening_is_learnt_apart(corpora: dict[str, GrowthCorpus]) -> None:
@@ -342,7 +366,7 @@ def test_widening_is_learnt_apart(corpora: dict[str, GrowthCorpus]) -> None:
 
 
 def test_the_shipped_policy_widens_where_that_gains_most(corpora: dict[str, GrowthCorpus]) -> None:
-    shipped = default_policy().strangers
+    shipped = default_policy().parts[0]
     assert shipped is not None
     kinds = {
         decide(shipped, request).action.kind

@@ -123,7 +123,7 @@ def _split(context: click.Context, parameter: click.Parameter, values: tuple[str
 
 @click.command()
 @outcomes_option
-@click.option("--without-tables", is_flag=True, help="With --from-history: learn from the history only.")
+@click.option("--without-tables", is_flag=True, help="Learn from --from-history and --corpus alone.")
 @click.option(
     "--held-out",
     "held_out",

@@ -15,8 +15,8 @@ NAMED_MODELS: Final = ("cnn1", "cnn2")
 
 POLICY_FOLDER: Final = "policies/default"
 """Folder of the shipped policy, in this package."""
-STRANGERS_FOLDER: Final = "policies/unseen"
-"""Folder of the policy for models with layers that the shipped policy has never met."""
+PARTS: Final = ("policies/unseen", "policies/language")
+"""Folders of the policies for models with layers that the shipped policy has never met, and for language models."""
 
 
 @cache

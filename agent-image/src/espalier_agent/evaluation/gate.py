@@ -66,7 +66,7 @@ def choices(policy: Policy, decisions: Sequence[HistoryDecision]) -> list[Action
     """Return a policy's greedy choice in each state."""
     if not decisions:
         return []
-    if policy.strangers is None and ENCODERS.load(policy.network.config.encoder).learnt_by is None:
+    if not policy.parts and ENCODERS.load(policy.network.config.encoder).learnt_by is None:
         states = LoggedStates(Log.of(decisions), policy.network, policy.vocabulary)
         return states.preferred(policy.network)
     # Trees read more of a request than the model and the time.

@@ -140,6 +140,8 @@ class GrowthsLearner(Learner):
     ) -> Policy:
         if encoder != self.encoder:
             raise LearningError(f"learner {self.name} has the encoder {self.encoder} alone; leave --encoder out")
+        if tables and isinstance(config, OfTask):
+            raise LearningError(f"outcome tables are of classifications, not of {config.task}; add --without-tables")
         trees = [decision_tree(table) for table in tables]
         task = config.task if isinstance(config, OfTask) else Task.CLASSIFICATION
         found = [*rows_of_corpora(self.corpora, task, config.blind), *rows_of_tables(trees)]

@@ -57,7 +57,9 @@ def familiarity(domain: Domain | None, request: AdviceRequest) -> Familiarity | 
         return None if known else Familiarity(known=False, outside=(f"task {request.task}",))
     outside = [] if request.task is domain.task else [f"task {request.task}"]
     model = request.architecture
-    outside += [f"operator {name}" for name in sorted({one.operator for one in model.layers} - {*domain.operators})]
+    # How a model is written decides which operators without weights it has (a reshape, dropout): they say little of it.
+    weighted = {one.operator for one in model.layers if one.parameters}
+    outside += [f"operator {name}" for name in sorted(weighted - {*domain.operators})]
     sizes = {"parameters": float(model.parameters), "layers": float(model.depth), "steps left": steps_left(request)}
     for name, value in sizes.items():
         learned = domain.sizes.get(name)

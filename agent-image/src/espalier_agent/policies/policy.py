@@ -38,6 +38,7 @@ from espalier_core.files.documents import (
 )
 from espalier_core.files.tensors import TensorFacts, fault_of
 from espalier_core.types.advice import AdviceRequest, PolicyVersion
+from espalier_core.types.task import Task
 
 DEFAULT_EMBEDDING_SEED: Final = 0
 """Seed of the layers' embeddings. Policies that share it agree about layers that none of them has met."""
@@ -106,14 +107,23 @@ class Policy:
     network: PolicyNetwork
     vocabulary: Vocabulary
     lineage: Lineage
-    strangers: Policy | None = field(default=None, compare=False)
-    """The policy for models with layers that this one has never met; None: this one answers for them, too."""
+    parts: tuple[Policy, ...] = field(default=(), compare=False)
+    """The policies that answer in its place: for other tasks, and for models with layers that it has never met."""
+
+    @property
+    def task(self) -> Task:
+        """The task of the models that it has learned from."""
+        return Task.CLASSIFICATION if self.lineage.domain is None else self.lineage.domain.task
 
     def answering(self, request: AdviceRequest) -> Policy:
-        """Return the policy that answers a request."""
-        if self.strangers is None or self.vocabulary.knows(request.architecture):
-            return self
-        return self.strangers
+        """Return the policy that answers a request: the one for its task, else that for this policy's own."""
+        for task in (request.task, self.task):
+            if task is self.task and self.vocabulary.knows(request.architecture):
+                return self
+            for part in self.parts:
+                if part.task is task:
+                    return part
+        return self
 
     @property
     def identity(self) -> PolicyVersion:
@@ -275,8 +285,8 @@ def _read_policy_file(path: Path) -> PolicyDocument:
 
 
 def default_policy() -> Policy:
-    """Return the policy that Espalier ships: one part for the models of its tables, and one for all others."""
-    return replace(_carried(data.POLICY_FOLDER), strangers=_carried(data.STRANGERS_FOLDER))
+    """Return the policy that Espalier ships: for the models of its tables, with parts for all others."""
+    return replace(_carried(data.POLICY_FOLDER), parts=tuple(_carried(folder) for folder in data.PARTS))
 
 
 def _carried(name: str) -> Policy:

@@ -60,8 +60,8 @@ class PolicyDescription(Record):
     vocabulary_size: int
     """Number of distinct layers that it has learnt from; others are embedded from their attributes."""
     lineage: Lineage
-    strangers: PolicyVersion | None = None
-    """The policy that answers for models with layers outside this one's vocabulary, if there is one."""
+    parts: tuple[PolicyVersion, ...] = ()
+    """The policies that answer for other tasks, and for models with layers outside this one's vocabulary."""
     exploration: float = 0.0
     """Share of the decisions that are drawn uniformly from the allowed actions, to learn their outcomes."""
     shadow: PolicyVersion | None = None
@@ -230,7 +230,7 @@ def _add_routes(app: FastAPI, metrics: Metrics, *, scraped: bool) -> None:
             vocabulary_size=len(policy.vocabulary),
             lineage=policy.lineage,
             exploration=serving.exploration.share,
-            strangers=None if policy.strangers is None else policy.strangers.identity,
+            parts=tuple(part.identity for part in policy.parts),
             shadow=None if serving.shadow is None else serving.shadow.policy.current.identity,
         )
 

@@ -64,9 +64,9 @@ class Growth:
         self._bidding = Bidding(services.clock)
         self._lent: tuple[int, float] | None = None
         """Generation of the allocation whose extra workers growth waits for, and used seconds when waiting began."""
-        self._awaited: int | None = None
-        """Generation of the allocation in which advice was asked for, and is to be tried once extra workers are ready:
-        for `Auto` a trial pays; else the agent declined, and its best growth is tried."""
+        self._awaited: tuple[int, bool] | None = None
+        """Generation of the allocation in which advice was asked for and is to be tried once extra workers are ready,
+        and whether the model grows without a trial, so that waiting costs something."""
 
     def warn(self) -> None:
         """Warn about requests of the job that will not be met."""
@@ -131,7 +131,7 @@ class Growth:
             return run.scheduler.time_left() > 0
         if self._trials is not Trials.AUTO and self._workers_missing and not asked.decision.action.grows:
             # A trial may still overrule the advice: the request is repeated once a worker can run one.
-            self._awaited = run.allocation.generation
+            self._awaited = run.allocation.generation, False
             late = "no extra worker is ready to try a growth; the request is repeated once one is"
             run.journal.warn("TrialsNotPossible", f"{asked.decision.action} is advised, and {late}")
             run.journal.enter(TrainerPhase.TRAINING)
@@ -187,16 +187,17 @@ class Growth:
     def _waits_to_try(self) -> bool:
         """Return whether a request waits for starting extra workers, which must try the advice.
 
-        `Auto` waits only once it knows that a trial pays. Where the base takes part in the race, a request also waits
-        for the first epoch, after which the base's loss is known.
+        `Auto` waits only once it knows that a trial pays. The wait is limited, unless nothing grows without a trial.
+        Where the base takes part in the race, a request also waits for the first epoch, after which the base's loss is
+        known.
         """
         run = self._run
         if self._trials is Trials.OFF or run.team is None:
             return False
-        loss_unknown, awaited = self._base_loss is None and run.progress.epoch == 0, self._tries_awaited
-        if self._trials is Trials.AUTO and not awaited:
+        loss_unknown = self._base_loss is None and run.progress.epoch == 0
+        if self._trials is Trials.AUTO and not self._tries_awaited:
             return loss_unknown and _base_of(run.team) == 1
-        if self._trials is not Trials.AUTO and awaited and self._workers_missing:
+        if self._workers_missing and self._awaited == (run.allocation.generation, False):
             return True
         if len(run.team.extra_members) >= self._extra:
             self._lent = None
@@ -209,7 +210,7 @@ class Growth:
     @property
     def _tries_awaited(self) -> bool:
         """Whether advice of this allocation is to be tried once extra workers are ready."""
-        return self._awaited == self._run.allocation.generation
+        return self._awaited is not None and self._awaited[0] == self._run.allocation.generation
 
     @property
     def _extra(self) -> int:
@@ -249,7 +250,7 @@ class Growth:
             # Once it has waited, it decides by the workers that are ready.
             asked = weighed(asked, now, len(now.workers) if self._tries_awaited else self._extra)
             if asked.worth is not None and asked.worth.pays and asked.worth.workers > len(now.workers):
-                self._awaited = run.allocation.generation
+                self._awaited = run.allocation.generation, asked.decision.action.grows and not asked.outside
                 return asked, False
         trial = begun(asked, run.state.network, now, run.services.clock)
         if trial is None:

@@ -171,6 +171,5 @@ def _late(run: CaseRun, way: Decided) -> float:
 
 
 def version_of(policy: Policy) -> str:
-    """Return name and version in one text, with those of the policy for strangers."""
-    own = f"{policy.name}@{policy.version}"
-    return own if policy.strangers is None else f"{own}, {version_of(policy.strangers)}"
+    """Return name and version in one text, with those of its parts."""
+    return ", ".join(f"{each.name}@{each.version}" for each in (policy, *policy.parts))

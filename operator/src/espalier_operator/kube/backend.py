@@ -206,7 +206,7 @@ class KubeBackend:
         job = self.jobs.get(source.job)
         if job is not None:
             job.take_reading(source, values, self._clock.now())
-            if source.ended:
+            if source.leader.done:
                 self._notice()
 
     def poster(self, namespace: str, name: str) -> Poster | None:

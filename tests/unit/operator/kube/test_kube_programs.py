@@ -117,10 +117,10 @@ def test_where_progress_is_read() -> None:
     running, ended = leader(job), leader(job, phase="Succeeded", state=terminated(0))
     source = source_of(job, running)
     assert source is not None
-    assert (source.name, source.container, source.ended) == ("one-base-0-0", "trainer", False)
+    assert (source.leader.name, source.leader.container, source.leader.done) == ("one-base-0-0", "trainer", False)
     last = source_of(job, ended)
     assert last is not None
-    assert last.ended
+    assert last.leader.done
     assert source_of(pages, running) is not None
     assert source_of(pages, ended) is None, "nobody serves metrics any more"
     assert source_of(pages, replace(running, address="")) is None, "the node is not asked"
@@ -198,9 +198,9 @@ async def serving(handler: Handler) -> AsyncIterator[tuple[KubeClient, int]]:
 
 def source(spec: Any, pod: str = "leader", *, ended: bool = False) -> ProgressSource:
     """Return a source on this machine."""
-    return ProgressSource(
-        job="uid", pod=pod, namespace="ns", name=pod, container="trainer", address="127.0.0.1", ended=ended, spec=spec
-    )
+    phase = "Succeeded" if ended else "Running"
+    there = replace(leader(program()), uid=pod, name=pod, address="127.0.0.1", phase=phase)
+    return ProgressSource(job="uid", leader=there, spec=spec)
 
 
 async def read_once(handler: Handler, given: Any, *, ended: bool = False) -> list[Mapping[str, float] | None]:
@@ -335,7 +335,7 @@ def test_many_programs_take_turns_those_that_have_ended_first() -> None:
         sources = [source(spec, f"pod-{number}", ended=number == 24) for number in range(25)]
         clock, counts = Clock(), []
         async with serving(answer) as (client, _):
-            reader = ProgressReader(client, clock, lambda: sources, lambda each, values: read.append(each.pod))
+            reader = ProgressReader(client, clock, lambda: sources, lambda each, values: read.append(each.leader.uid))
             for _ in range(4):
                 reader.start_due(None)  # type: ignore[arg-type]  # no metrics here
                 await asyncio.gather(*reader._reads.values())

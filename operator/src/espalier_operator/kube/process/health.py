@@ -19,7 +19,7 @@ from aiohttp import web
 
 from espalier_core.metrics import CONTENT_TYPE
 from espalier_operator.kube.objects.worker_pod import STATUS_ROUTE
-from espalier_operator.kube.posts import Posts
+from espalier_operator.kube.progress import Posts
 from espalier_operator.model import Snapshot
 from espalier_operator.programs import MAX_POST_BYTES
 

@@ -16,8 +16,7 @@ from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import KubeClient
 from espalier_operator.kube.metrics.exporter import OperatorMetrics
 from espalier_operator.kube.policy_server import asked
-from espalier_operator.kube.posts import Posts
-from espalier_operator.kube.progress import ProgressReader
+from espalier_operator.kube.progress import Posts, ProgressReader
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.start_events import StartEvents
 from espalier_operator.kube.state.due import LATER

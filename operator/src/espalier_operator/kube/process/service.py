@@ -27,10 +27,10 @@ from espalier_operator.kube.client import AccessError, KubeClient, api_access
 from espalier_operator.kube.metrics.exporter import OperatorMetrics
 from espalier_operator.kube.metrics.measurements import TracesError, exporter_to
 from espalier_operator.kube.objects.names import POLICY_MEMORY, RECENT_USE, lease_name
-from espalier_operator.kube.posts import Posts
 from espalier_operator.kube.process.health import Address, Heartbeats, serve_health, serve_posts
 from espalier_operator.kube.process.lease import Lease, LeaseLostError
 from espalier_operator.kube.process.operator import Operator
+from espalier_operator.kube.progress import Posts
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Snapshot
 

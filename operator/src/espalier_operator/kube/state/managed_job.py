@@ -333,10 +333,10 @@ class ManagedJob(WorkItem):
 
     def take_reading(self, source: ProgressSource, values: Mapping[str, float] | None, now: float) -> None:
         """Record values read at `source`. After the last ones of an ended program, its end is judged."""
-        changed = source.ended or self.program.is_forbidden != (values is None)
+        changed = source.leader.done or self.program.is_forbidden != (values is None)
         self.program.take(source, values, now)
         self.mark_dirty(
-            PendingChanges.PODS if source.ended else PendingChanges.FACTS,
+            PendingChanges.PODS if source.leader.done else PendingChanges.FACTS,
             FlushPriority.CHANGES if changed else FlushPriority.NOTHING,
         )
 

@@ -87,16 +87,8 @@ class ProgressSource:
 
     job: str
     """UID of the job."""
-    pod: str
-    """UID of its leader's pod."""
-    namespace: str
-    name: str
-    """Name of the pod."""
-    container: str
-    address: str
-    """Address of the pod; empty if no metrics are to be fetched."""
-    ended: bool
-    """The container has ended, so that the next read is the last."""
+    leader: Pod
+    """If it is done, the next read is the last."""
     spec: ProgressSpec
 
 
@@ -105,19 +97,9 @@ def source_of(job: KubeJob, leader: Pod | None) -> ProgressSource | None:
     program = job.job.spec.program
     if program is None or program.progress is None or leader is None or leader.started_at is None:
         return None
-    spec, ended = program.progress, leader.done
-    if spec.metrics is not None and (ended or not leader.address):
+    if program.progress.metrics is not None and (leader.done or not leader.address):
         return None  # they are served no longer, or the address is the node's
-    return ProgressSource(
-        job=job.uid,
-        pod=leader.uid,
-        namespace=leader.namespace,
-        name=leader.name,
-        container=leader.container,
-        address=leader.address,
-        ended=ended,
-        spec=spec,
-    )
+    return ProgressSource(job=job.uid, leader=leader, spec=program.progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +134,8 @@ class ProgramProgress:
     def take(self, source: ProgressSource, values: Mapping[str, float] | None, now: float) -> None:
         """Record values read at `source` at `now`; None: reading is forbidden."""
         self.is_forbidden = values is None
-        if source.ended:
-            self._read_to_end = source.pod
+        if source.leader.done:
+            self._read_to_end = source.leader.uid
         self.read(values or {}, source.spec.steps, now)
 
     def read(self, values: Mapping[str, float], steps: int | None, now: float) -> None:
@@ -163,4 +145,4 @@ class ProgramProgress:
 
     def is_unread(self, source: ProgressSource | None) -> bool:
         """Return whether the last lines at `source` have not been read yet."""
-        return source is not None and source.ended and source.pod != self._read_to_end
+        return source is not None and source.leader.done and source.leader.uid != self._read_to_end

@@ -80,7 +80,8 @@ class Ranked:
             rank = {
                 job.key: (job.workers <= job.min_workers, Random(f"{self.seed} {job.key}").random()) for job in order
             }
-        first = sorted((job for job in order if job.workers), key=lambda job: rank[job.key])[: max(0, left)]
+        able = (job for job in order if job.workers and job.max_workers > job.min_workers)
+        first = sorted(able, key=lambda job: rank[job.key])[: max(0, left)]
         chosen = {job.key for job in first}
         shares = [Share(job=job.key, workers=job.min_workers + 1) for job in first]
         shares += [Share(job=job.key, workers=job.min_workers) for job in order if job.key not in chosen]

@@ -50,14 +50,17 @@ class Families:
 
     def __call__(self) -> tuple[JudgeCase, ...]:
         """Return the cases: each family with the data sets of its kind, the first ones of all families first."""
-        numbers = self.task is Task.REGRESSION
-        sets, prefix = (NUMBERS, f"{self.name}-") if numbers else (KINDS, "")
-        return tuple(
-            case_of(design, f"{prefix}{place:03}", names[(place + turn) % len(names)], self.seed, self.task)
-            for turn in range(1 if numbers else DATA_SETS)
-            for place, design in enumerate(self.designs())
-            for names in [sets[design.kind]]
-        )
+        turns, designs = range(1 if self.task is Task.REGRESSION else DATA_SETS), self.designs()
+        return tuple(self._case(place, design, turn) for turn in turns for place, design in enumerate(designs))
+
+    def case(self, place: int) -> JudgeCase:
+        """Return one of the cases."""
+        return self._case(place, self.designs()[place], 0)
+
+    def _case(self, place: int, design: Design, turn: int) -> JudgeCase:
+        sets, prefix = (NUMBERS, f"{self.name}-") if self.task is Task.REGRESSION else (KINDS, "")
+        names = sets[design.kind]
+        return case_of(design, f"{prefix}{place:03}", names[(place + turn) % len(names)], self.seed, self.task)
 
 
 @dataclass(frozen=True, slots=True)

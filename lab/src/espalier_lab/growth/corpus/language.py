@@ -278,18 +278,25 @@ class LanguageFamilies:
     """Share of the families of each body that are small, with many steps."""
 
     def __call__(self) -> tuple[JudgeCase, ...]:
-        """Return the cases, one of each family: the bodies and the texts take turns."""
+        """Return the cases, one of each family."""
+        return tuple(self._case(place, design) for place, design in enumerate(self._designs()))
+
+    def case(self, place: int) -> JudgeCase:
+        """Return one of the cases; only its text is encoded."""
+        return self._case(place, self._designs()[place])
+
+    def _designs(self) -> list[LanguageDesign]:
+        """Draw the designs; the bodies take turns."""
         drawn_ones = []
         for body, count in self.counts:
             chance = random.Random(f"{self.seed}/{body}")
             drawn_ones += [
                 ((place + 0.5) / count, drawn(body, chance, long=place < self.long * count)) for place in range(count)
             ]
-        designs = [design for _, design in sorted(drawn_ones, key=lambda one: one[0])]
-        return tuple(self._case(place, design) for place, design in enumerate(designs))
+        return [design for _, design in sorted(drawn_ones, key=lambda one: one[0])]
 
     def _case(self, place: int, design: LanguageDesign) -> JudgeCase:
-        text = self.texts[place % len(self.texts)]
+        text = self.texts[place % len(self.texts)]  # take turns, too
         windows = _windows(design, text, self.seed)
         family = f"{self.name}-{place:02}-{design.name}"
         return JudgeCase(

@@ -148,20 +148,23 @@ def test_one_extra_worker_races_against_the_base_itself(tried):
     goes_on_from(won, adaptation, place)
 
 
-def test_advice_not_to_grow_is_not_final_before_a_worker_can_try_a_growth(tried, agent_server):
+@pytest.mark.parametrize("trials", ["Race", "Auto"])
+def test_advice_not_to_grow_is_not_final_before_a_worker_can_try_a_growth(tried, agent_server, trials):
     def declines(request: dict[str, Any]) -> tuple[int, bytes]:
         status, answer = _knows_all(request)
         return status, json.dumps(json.loads(answer) | {"action": {"kind": "Nothing"}}).encode()
 
     url = agent_server(declines).url
     place = tried(
-        "Race",
+        trials,
         1,
         "import espalier_trainer.run.growing as growing\ngrowing._START_SHARE = 0\n" + GROWTH_WINS,
         agent_url=url,
         late=True,
     )
-    until(lambda: [event for event in of(place, "Warned") if "is repeated once" in event.message], place)
+    if trials == "Race":
+        until(lambda: [event for event in of(place, "Warned") if "is repeated once" in event.message], place)
+    until(lambda: len(of(place, "EpochFinished")) > 3, place)
     assert of(place, "AdaptationFinished") == []
     place.processes.append(place.start(0))
     (began,) = until(lambda: of(place, "TrialsStarted"), place)

@@ -495,7 +495,8 @@ def elastic(
     """Make a place where workers train together, and the heuristic grows their model if it `grows`."""
 
     def make(*, prelude: str = "", grows: bool = False, stragglers: str = "Report", **spec: Any) -> Workplace:
-        adaptation = {"mode": "Auto", "fallback": "Heuristic", "maxAdaptations": 2} if grows else {"mode": "Off"}
+        growing = {"mode": "Auto", "fallback": "Heuristic", "maxAdaptations": 2, "trials": "Off"}
+        adaptation = growing if grows else {"mode": "Off"}
         training = {"elasticBatch": "keepGlobal", "stragglers": stragglers, "schedule": {"name": "Constant"}}
         body = {"maxReplicas": 4, "adaptation": adaptation, "training": training, "timeBudgetSeconds": 3600, **spec}
         return workplace(make_job(**body), prelude=prelude)

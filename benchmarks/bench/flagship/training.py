@@ -18,7 +18,7 @@ from bench.runs import ShippedPolicy
 from espalier_core.estimates.gains import LossScale
 from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob, Insertion, Trials
-from espalier_core.types.report import AdaptationResult, TrainerPhase
+from espalier_core.types.report import Adaptation, AdaptationResult, TrainerPhase
 from espalier_core.types.report import Arm as TrialArm
 from espalier_core.validation.reading import with_spec
 from espalier_lab.virtual_run import FinishedRun, VirtualRun, as_built, undisturbed
@@ -86,7 +86,7 @@ class Bench:
             steps=result.steps,
             blocks=blocks_of(trainer.network.architecture),
             losses=tuple([each.loss_before or 0.0 for each in jumps[:1]] + [each.loss_after or 0.0 for each in jumps]),
-            answered=tuple(each.action for each in result.adaptations) if cell.arm in DECIDED else (),
+            answered=tuple(answer(each) for each in result.adaptations) if cell.arm in DECIDED else (),
             gradients=ratios(self.gradients.pop(cell, [])),
             trial_seconds=trial_seconds,
             seconds=time.monotonic() - began,
@@ -235,6 +235,11 @@ class Bench:
         """Return the job of a cell's net with this number of blocks."""
         training = {"model": {"options": {"blocks": blocks or SMALL}}, "optimizer": {"learningRate": cell.rate}}
         return undisturbed(self.subject.shortened, timeBudgetSeconds=cell.budget, training=training)
+
+
+def answer(given: Adaptation) -> str:
+    """Return what was advised, or that the policy does not know such a model, which then stays as it is."""
+    return str(given.result) if given.result is AdaptationResult.UNKNOWN else given.action
 
 
 def prepare_process() -> None:

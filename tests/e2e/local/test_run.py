@@ -51,7 +51,8 @@ def test_workers_train_together_while_the_job_has_gpus_for_them(
     (tmp_path / "paced.py").write_text(paced_digits(0.1))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     job = job_file(budget=300, most=3, gpu_seconds=10000)
-    job.write_text(job.read_text() + "  training: {elasticBatch: keepGlobal, model: {entrypoint: 'paced:digits'}}\n")
+    untried = job.read_text().replace("maxAdaptations: 2", "maxAdaptations: 2, trials: 'Off'")
+    job.write_text(untried + "  training: {elasticBatch: keepGlobal, model: {entrypoint: 'paced:digits'}}\n")
     run = espalier("run", job, "--gpus", "1", "--arrive", "0s:2", "--depart", "50s:2", "--output", out, "--simulate")
 
     def members() -> list[int]:

@@ -60,7 +60,7 @@ class Place:
                 "spec": {
                     "timeBudgetSeconds": BUDGET_SECONDS,
                     "maxReplicas": 8,
-                    "adaptation": {"mode": "Auto", "maxAdaptations": 1, "fallback": "Heuristic"},
+                    "adaptation": {"mode": "Auto", "maxAdaptations": 1, "fallback": "Heuristic", "trials": "Off"},
                     "checkpoint": {"intervalSeconds": BUDGET_SECONDS},
                     "training": {
                         "model": model.model,

@@ -57,7 +57,7 @@ def job_of(job: AdaptiveTrainingJob, arm: Arm, policy: ElasticBatch) -> Adaptive
     """Return the job as this arm trains it; nothing is evaluated, averaged or saved on the way: it costs time."""
     return with_spec(
         job,
-        adaptation={"mode": "Auto" if arm in (Arm.AGENT, Arm.FIXED) else "Off"},
+        adaptation={"mode": "Auto" if arm in (Arm.AGENT, Arm.FIXED) else "Off", "trials": "Off"},
         training={
             "evaluateEveryEpochs": NEVER,
             "elasticBatch": None if arm is Arm.ALONE else policy,

@@ -148,7 +148,12 @@ class Espalier(Way):
 class EspalierGrows(Espalier):
     """Elastic workers whose model grows once, where the heuristic says so."""
 
-    adaptation: ClassVar[dict[str, Any]] = {"mode": "Auto", "maxAdaptations": 1, "fallback": "Heuristic"}
+    adaptation: ClassVar[dict[str, Any]] = {
+        "mode": "Auto",
+        "maxAdaptations": 1,
+        "fallback": "Heuristic",
+        "trials": "Off",
+    }
 
 
 RENDEZVOUS: Final = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"

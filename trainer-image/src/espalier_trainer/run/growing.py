@@ -125,18 +125,11 @@ class Growth:
         asked = self._asked(self._adapter, network)
         if asked.decision.problem is not None and run.services.stop():
             return False  # the request was cancelled; the resumed run repeats it
-        asked, settled = self._trial_begun(asked)
-        if not settled:
+        decided = self._untried(asked)
+        if decided is None:
             run.journal.enter(TrainerPhase.TRAINING)
             return run.scheduler.time_left() > 0
-        if self._trials is not Trials.AUTO and self._workers_missing and not asked.decision.action.grows:
-            # A trial may still overrule the advice: the request is repeated once a worker can run one.
-            self._awaited = run.allocation.generation, False
-            late = "no extra worker is ready to try a growth; the request is repeated once one is"
-            run.journal.warn("TrialsNotPossible", f"{asked.decision.action} is advised, and {late}")
-            run.journal.enter(TrainerPhase.TRAINING)
-            return run.scheduler.time_left() > 0
-        self._carry_out(self._adapter, asked)
+        self._carry_out(self._adapter, decided)
         return run.scheduler.time_left() > 0
 
     @property
@@ -197,7 +190,7 @@ class Growth:
         loss_unknown = self._base_loss is None and run.progress.epoch == 0
         if self._trials is Trials.AUTO and not self._tries_awaited:
             return loss_unknown and _base_of(run.team) == 1
-        if self._workers_missing and self._awaited == (run.allocation.generation, False):
+        if not run.team.extra_members and self._awaited == (run.allocation.generation, False):
             return True
         if len(run.team.extra_members) >= self._extra:
             self._lent = None
@@ -217,21 +210,15 @@ class Growth:
         """Number of extra workers that the allocation has, ready or not."""
         return self._run.allocation.replicas - self._run.scheduler.base_replicas()
 
-    @property
-    def _workers_missing(self) -> bool:
-        """Whether the job tries growths, and no extra worker is ready to do so."""
-        return self._trials is not Trials.OFF and self._run.team is not None and not self._run.team.extra_members
-
-    def _trial_begun(self, asked: Advised) -> tuple[Advised, bool]:
+    def _untried(self, asked: Advised) -> Advised | None:
         """Start a trial of the advice on extra workers, if the job wants it and they can.
 
-        Return the advice, with the worth of a trial for `Auto`, and whether it is to be carried out now: not if a trial
-        started, or waits for workers.
+        Return None if a trial started or waits for workers; else the advice, with the worth of a trial for `Auto`.
         """
         run = self._run
         adapter, team, progress = self._adapter, run.team, run.progress
         if adapter is None or team is None or self._trials is Trials.OFF:
-            return asked, True
+            return asked
         from espalier_trainer.trials.growth_trial import TrialConditions, begun, weighed
 
         now = TrialConditions(
@@ -251,22 +238,29 @@ class Growth:
             asked = weighed(asked, now, len(now.workers) if self._tries_awaited else self._extra)
             if asked.worth is not None and asked.worth.pays and asked.worth.workers > len(now.workers):
                 self._awaited = run.allocation.generation, asked.decision.action.grows and not asked.outside
-                return asked, False
+                return None
         trial = begun(asked, run.state.network, now, run.services.clock)
         if trial is None:
-            if asked.decision.action.grows and not team.extra_members:
+            action = asked.decision.action
+            if action.grows and not team.extra_members:
                 late = f"no extra worker was ready within {_START_SHARE:.0%} of the budget"
-                run.journal.warn("TrialsNotPossible", f"{asked.decision.action} is not tried first: {late}")
-            return asked, True
+                run.journal.warn("TrialsNotPossible", f"{action} is not tried first: {late}")
+            elif self._trials is not Trials.AUTO and not team.extra_members:
+                # A trial may still overrule the advice: the request is repeated once a worker can run one.
+                self._awaited = run.allocation.generation, False
+                late = "no extra worker is ready to try a growth; the request is repeated once one is"
+                run.journal.warn("TrialsNotPossible", f"{action} is advised, and {late}")
+                return None
+            return asked
         try:
             team.send_trial_orders(
                 {worker: order.model_dump_json() for worker, order in trial.orders.items()}, run.saver.capture
             )
         except GroupBrokenError:
-            return asked, False  # the next boundary gathers the members, the next epoch asks again
+            return None  # the next boundary gathers the members, the next epoch asks again
         self._trial = trial
         run.journal.trials_started(trial.actions, len(trial.orders), trial.seconds)
-        return asked, False
+        return None
 
     def _races_base(self, team: Team) -> bool:
         from espalier_trainer.trials.rules import races_base

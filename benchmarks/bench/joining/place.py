@@ -38,6 +38,8 @@ PATIENCE_SECONDS: Final = 600.0
 STATE: Final = "state.pt"
 """The file of a script's checkpoint."""
 BENCHMARKS: Final = Path(__file__).parents[2]
+GROWS_ONCE: Final = {"mode": "Auto", "maxAdaptations": 1, "fallback": "Heuristic", "trials": "Off"}
+"""`adaptation` of a job that grows by the heuristic when it is given an extra GPU, untried."""
 
 
 class StuckError(BenchError):
@@ -60,7 +62,7 @@ class Place:
                 "spec": {
                     "timeBudgetSeconds": BUDGET_SECONDS,
                     "maxReplicas": 8,
-                    "adaptation": {"mode": "Auto", "maxAdaptations": 1, "fallback": "Heuristic", "trials": "Off"},
+                    "adaptation": GROWS_ONCE,
                     "checkpoint": {"intervalSeconds": BUDGET_SECONDS},
                     "training": {
                         "model": model.model,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from bench.joining.models import Model
-from bench.joining.place import STATE, Place
+from bench.joining.place import GROWS_ONCE, STATE, Place
 from bench.load.processes import Process
 from bench.volatile.device import BATCH, COMPUTED, MOST_REPLICAS
 from bench.volatile.traces import MOST_GPUS
@@ -148,12 +148,7 @@ class Espalier(Way):
 class EspalierGrows(Espalier):
     """Elastic workers whose model grows once, where the heuristic says so."""
 
-    adaptation: ClassVar[dict[str, Any]] = {
-        "mode": "Auto",
-        "maxAdaptations": 1,
-        "fallback": "Heuristic",
-        "trials": "Off",
-    }
+    adaptation: ClassVar[dict[str, Any]] = GROWS_ONCE
 
 
 RENDEZVOUS: Final = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from espalier_core.types.measurements import BidUse
+from espalier_core.types.measurements import Bid, BidUse
 from espalier_operator.policies.fair import served_before, weight_of
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, Share, View
 
@@ -26,8 +26,8 @@ class ValuePolicy:
 
     A use is another worker, a growth or a trial of growths; for the latter two, one extra worker is enough. Another job
     takes a GPU over once its own bid is higher by a quarter. A job whose next GPU is worth nothing is lent none, and
-    gives back what it has. Jobs without bids for workers that extra ones speed up share, by weight, what is left, up to
-    their fastest number. Base GPUs go as under `fair`.
+    gives back what it has. Jobs without bids share, by weight, what is left: up to their fastest number of workers, or one
+    more worker, by which a job whose agent forecasts nothing may still grow. Base GPUs go as under `fair`.
     """
 
     name: ClassVar[str] = "value"
@@ -37,15 +37,6 @@ class ValuePolicy:
     predicts: bool = True
     """Jobs are compared by their bids. Otherwise the oldest goes first, and each keeps its loan until it can decide
     nothing more; the difference is the value of prediction."""
-    untold: float = 0.01
-    """Gain assumed for a job by a loan of `untold_seconds` until it has told what growing gains: it is lent a GPU once,
-    and its agent then makes a forecast."""
-    untold_seconds: float = 300.0
-
-    def __post_init__(self) -> None:
-        for name in ("untold", "untold_seconds"):
-            if not 0 <= (value := getattr(self, name)) < float("inf"):
-                raise ValueError(f"{name}: {value:g} is invalid; must be finite and at least 0")
 
     def decide(self, view: View) -> Decision:
         """Return the base workers of each job, and extra workers where they are worth most."""
@@ -65,8 +56,8 @@ class ValuePolicy:
         """Return the worth of the first extra worker, the second, ..., up to the first that is worth nothing."""
         bids = view.bids.get(job.key, ())
         growths = [bid.rate if self.predicts else 1.0 for bid in bids if bid.use in (BidUse.GROWTH, BidUse.TRIAL)]
-        if not growths and not any(bid.use is BidUse.NOTHING for bid in bids):
-            growths = [self.untold / max(1.0, self.untold_seconds) if self.predicts else 1.0]
+        if not self.predicts and not _tells(bids):
+            growths = [1.0]
         rates = {bid.workers: bid.rate for bid in bids if bid.use is BidUse.WORKER and self.predicts}
         first = job.min_workers + 1
         rates[first] = max(rates.get(first, 0.0), *growths, 0.0)
@@ -84,10 +75,15 @@ def worth_of(rate: float, priority: int, gpus_per_worker: int) -> float:
     return rate * float(weight_of(priority)) / max(1, gpus_per_worker)
 
 
-def growth(*, predicts: bool = True, untold: float = 0.01, untold_seconds: float = 300.0) -> ValuePolicy:
-    """Return `value` by the name that it had while jobs bid for growths only, until 0.3."""
+def growth(*, predicts: bool = True, untold: float = 0.0, untold_seconds: float = 0.0) -> ValuePolicy:
+    """Return `value` by the name that it had while jobs bid for growths only, until 0.3. The others have no effect."""
     warnings.warn("the scheduling policy `growth` is `value` now; write value", FutureWarning, stacklevel=2)
-    return ValuePolicy(predicts=predicts, untold=untold, untold_seconds=untold_seconds)
+    return ValuePolicy(predicts=predicts)
+
+
+def _tells(bids: Sequence[Bid]) -> bool:
+    """Return whether a job has told what growing gains, if only that it gains nothing."""
+    return any(bid.use is not BidUse.WORKER for bid in bids)
 
 
 def _lent(order: Sequence[Candidate], worths: Mapping[str, list[float]], left: int) -> tuple[dict[str, int], bool]:
@@ -127,9 +123,12 @@ def _left(view: View, order: Sequence[Candidate]) -> int:
 
 
 def _share(job: Candidate, view: View, extra: int, worths: Sequence[float]) -> Share:
-    """Return the base workers, those lent, and spare ones: as many as are worth something, or speed the job up."""
-    speed_model, most = view.speed_models.get(job.key), job.min_workers + len(worths)
-    if speed_model is not None and not any(bid.use is BidUse.WORKER for bid in view.bids.get(job.key, ())):
+    """Return the base workers, those lent, and spare ones: as many as are worth something, or may be."""
+    bids, speed_model = view.bids.get(job.key, ()), view.speed_models.get(job.key)
+    most = job.min_workers + len(worths)
+    if speed_model is None:
+        most = max(most, min(job.max_workers, job.min_workers + (not _tells(bids))))
+    elif not any(bid.use is BidUse.WORKER for bid in bids):
         fit = max(job.min_workers, min(job.max_workers, view.gpus // max(1, job.gpus_per_worker)))
         fastest = min(range(job.min_workers, fit + 1), key=speed_model.step_seconds)
         faster = speed_model.step_seconds(job.min_workers) >= _FASTER * speed_model.step_seconds(fastest)

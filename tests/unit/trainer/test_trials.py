@@ -186,6 +186,7 @@ def test_auto_waits_for_a_worker_exactly_where_a_trial_pays(tried, agent_server,
     if sure:
         adaptation = decided(place)
         assert (adaptation.result, adaptation.arms) == (AdaptationResult.GROWN, ())
+        assert of(place, "Warned") == [], "it did not wait, so no worker was late"
         return
     until(lambda: len(of(place, "EpochFinished")) > 3, place)
     assert (of(place, "AdaptationFinished"), len(server.requests)) == ([], 1)

@@ -241,11 +241,11 @@ class Growth:
                 return None
         trial = begun(asked, run.state.network, now, run.services.clock)
         if trial is None:
-            action = asked.decision.action
-            if action.grows and not team.extra_members:
+            action, auto = asked.decision.action, self._trials is Trials.AUTO
+            if action.grows and not team.extra_members and (self._tries_awaited or not auto):
                 late = f"no extra worker was ready within {_START_SHARE:.0%} of the budget"
                 run.journal.warn("TrialsNotPossible", f"{action} is not tried first: {late}")
-            elif self._trials is not Trials.AUTO and not team.extra_members:
+            elif not auto and not team.extra_members:
                 # A trial may still overrule the advice: the request is repeated once a worker can run one.
                 self._awaited = run.allocation.generation, False
                 late = "no extra worker is ready to try a growth; the request is repeated once one is"

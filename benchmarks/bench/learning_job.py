@@ -195,7 +195,7 @@ class Workload:
 class LearningJob(SimulatedJob):
     """A job with one base worker and up to three extra ones, which may grow once.
 
-    Language models let a race decide on growing, as examples/gpt.yaml does; others trust the agent.
+    Language models let a race decide on growing; others trust the agent.
     """
 
     def __init__(self, workload: Workload) -> None:

@@ -23,8 +23,8 @@ not models or their trainings.
 
 Aims, written before the first run: `value` gains more than fair, goodput, growth, slices and fixed, each with an
 interval that excludes 0. What there was to choose was chosen on seeds 100 to 109: a job whose agent forecasts nothing
-bids for workers alone. Seeds 10 to 29 judge: 0 to 9 had been seen. --work-dir keeps what was trained, in four minutes of
-a core; a seed takes ten seconds.
+bids for workers alone. Seeds 10 to 29 judge: 0 to 9 had been seen. --work-dir keeps what was trained, in four minutes
+of a core; a seed takes ten seconds.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from PIL import Image
 
 from espalier_core.types.job import DatasetSpec
 from espalier_trainer.data import load_data
+from espalier_trainer.data.images import HELD_OUT_SEED
 from espalier_trainer.data.source import TensorSource, channel_statistics, epoch_order, flip_batch
 from espalier_trainer.errors import DatasetError
 
@@ -55,13 +56,14 @@ def _folder(root, splits=("train", "test"), classes=("cat", "dog"), count=10, si
 def test_diabetes_is_scikit_learns_without_scikit_learn(monkeypatch):
     from sklearn.datasets import load_diabetes
 
-    from espalier_trainer.data.diabetes import _read
-
     known = load_diabetes(scaled=False)
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    inputs, targets = _read()
-    assert np.array_equal(inputs, known.data)
-    assert np.array_equal(targets, known.target)
+    data = load_data(DatasetSpec(name="diabetes"))
+    order = np.random.RandomState(HELD_OUT_SEED).permutation(442)
+    for values, name in ((known.data, "inputs"), (known.target[:, None], "labels")):
+        wanted = torch.tensor(values[order], dtype=torch.float32)
+        splits = [getattr(split, name) for split in (data.train, data.validation, data.test)]
+        torch.testing.assert_close(torch.cat(splits), (wanted - wanted[:302].mean(0)) / wanted[:302].std(0))
     assert load_data(DatasetSpec(name="digits")).classes == 10
 
 

@@ -13,14 +13,14 @@ from espalier_core.registry import Registry
 from espalier_core.types.task import Task
 
 _DATASETS: Final = {
-    "digits": "espalier_trainer.data.digits:load",
+    "digits": "espalier_trainer.data.carried:digits",
     "cifar8": "espalier_trainer.data.torchvision_sets:cifar8",
     "cifar10": "espalier_trainer.data.torchvision_sets:cifar10",
     "mnist": "espalier_trainer.data.torchvision_sets:mnist",
     "imagefolder": "espalier_trainer.data.imagefolder:load",
     "text": "espalier_trainer.data.text:load",
     "python-library": "espalier_trainer.data.text:python_library",
-    "diabetes": "espalier_trainer.data.diabetes:load",
+    "diabetes": "espalier_trainer.data.carried:diabetes",
 }
 DATASETS: Final[Registry[Callable[..., Any]]] = Registry("data set", "espalier.datasets", _DATASETS)
 """Functions that take a `DatasetSpec` and return the trainer's `Data`."""

@@ -26,8 +26,8 @@ class ValuePolicy:
 
     A use is another worker, a growth or a trial of growths; for the latter two, one extra worker is enough. Another job
     takes a GPU over once its own bid is higher by a quarter. A job whose next GPU is worth nothing is lent none, and
-    gives back what it has. Jobs without bids share, by weight, what is left: up to their fastest number of workers, or one
-    more worker, by which a job whose agent forecasts nothing may still grow. Base GPUs go as under `fair`.
+    gives back what it has. Jobs without bids share, by weight, what is left: up to their fastest number of workers, or
+    one more worker, by which a job whose agent forecasts nothing may still grow. Base GPUs go as under `fair`.
     """
 
     name: ClassVar[str] = "value"

@@ -17,7 +17,7 @@ calm). A GPU counts from its coming until its process has ended. `again` is what
 weights, of all. `stop` is the longest time without a step. Medians over seeds, with the 95 % interval of the mean.
 torchft is installed into an environment in --work-dir, with pip. A run that was stopped goes on.
 
-Takes five minutes for each way and seed, divided by --processes.
+Takes twelve minutes for each way and seed, divided by --processes.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from bench.joining.place import STATE, StepLog
 from bench.volatile.device import BATCH, MOST_REPLICAS
 from espalier_core.types.job import ElasticBatch
 
-CHECKPOINT_STEPS: Final = 20
+CHECKPOINT_STEPS: Final = 10
 
 
 class Asked:

@@ -46,7 +46,7 @@ def install() -> None:
 
 
 def rows() -> tuple[Any, Any, Any]:
-    """Return the digits, the first 768 to train on, which up to four workers share evenly: ten times, for long epochs."""
+    """Return the digits: to train on the first 768, which up to four workers share evenly, ten times an epoch."""
     from torch import cat
 
     from bench.joining import models

@@ -252,6 +252,12 @@ def test_without_a_key_no_port_is_opened(tmp_path: Path, content: bytes | None, 
         RendezvousClient(Rendezvous(f"127.0.0.1:{free_port()}"), never)
 
 
+@pytest.mark.parametrize("place", [":29500", "leader", "leader:", "leader:http", "leader:-1", "leader:65536"])
+def test_a_place_that_cannot_be_is_refused(place: str) -> None:
+    with pytest.raises(RendezvousError, match="must be host:port, or the absolute path of a file"):
+        RendezvousServer(Rendezvous(place))
+
+
 def test_the_environment_names_the_key() -> None:
     variables = {
         environment.JOB_FILE: "job.json",

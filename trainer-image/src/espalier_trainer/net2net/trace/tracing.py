@@ -106,8 +106,9 @@ def _fullest(
     """Return the trace on meta tensors that executes most of the randomly skipped operations."""
     found: list[Graph] = []
     for seed in range(_SEEDS):
-        with randomness.kept(device_of(model), seed, model=model) as drawn, Answering.of(answers or {}):
-            found.append(_record(model, args, kwargs, Notes(), training=training, device="meta"))
+        copy = _copy_of(model, share=True)
+        with randomness.kept(device_of(model), seed, model=copy) as drawn, Answering.of(answers or {}):
+            found.append(_record(copy, args, kwargs, Notes(), training=training, device="meta"))
             if not drawn():
                 break
     return found[0] if len(found) == 1 else max(found, key=lambda graph: len(graph.ungrown().operations))
@@ -120,8 +121,9 @@ def _on_values(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     """
 
     def run(notes: Notes, most: int | None = None) -> Graph:
-        with randomness.kept(device_of(model), 0, model=model):
-            return _record(model, args, kwargs, notes, training=training, device=None, most=most)
+        copy = _copy_of(model, share=False)
+        with randomness.kept(device_of(model), 0, model=copy):
+            return _record(copy, args, kwargs, notes, training=training, device=None, most=most)
 
     notes = Notes()
     graph = run(notes)
@@ -137,6 +139,15 @@ def _on_values(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
         return replace(graph, answers=answers)
 
 
+def _copy_of(model: nn.Module, *, share: bool) -> nn.Module:
+    """Return a copy to run, since a forward may write to its weights and store results; `model` if it has no copy."""
+    try:
+        return copied(model, share=share)
+    except GrowthError:
+        logger.debug("%s is traced itself", type(model).__name__, exc_info=True)
+        return model
+
+
 def _record(
     model: nn.Module,
     args: tuple[Any, ...],
@@ -147,10 +158,6 @@ def _record(
     device: str | None,
     most: int | None = None,
 ) -> Graph:
-    try:  # its forward may write to its weights, and store results
-        model = copied(model, share=device is not None)
-    except GrowthError:
-        logger.debug("%s is traced itself", type(model).__name__, exc_info=True)
     tensors = lent(model, device)
     weights: dict[int, str] = {}
     for path, twin in tensors.items():

@@ -94,17 +94,17 @@ def test_a_function_that_is_called_with_a_weight_is_reported_by_its_line(
 
 def test_a_survey_traces_the_model_once_in_each_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-    traced: list[tuple[bool, bool]] = []
-    record = tracing._record
+    asked: list[tuple[bool, bool]] = []
+    traced = tracing._traced
 
-    def counted(module: nn.Module, *given: Any, training: bool, **options: Any) -> Any:
-        traced.append((module is model, training))
-        return record(module, *given, training=training, **options)
+    def counted(module: nn.Module, *given: Any, training: bool) -> Any:
+        asked.append((module is model, training))
+        return traced(module, *given, training=training)
 
-    monkeypatch.setattr(tracing, "_record", counted)
+    monkeypatch.setattr(tracing, "_traced", counted)
     example = torch.randn(2, 4)
     found = survey(model, example, pairs=0)
-    assert sorted(training for own, training in traced if own) == [False, True]
+    assert sorted(training for own, training in asked if own) == [False, True]
     assert len(found.points) == 2
 
     with remembering(model, example):

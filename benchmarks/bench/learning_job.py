@@ -23,7 +23,7 @@ from espalier_core.estimates.gains import EVIDENCE, SHARES
 from espalier_core.types.advice import Action, CurvePoint, offered
 from espalier_core.types.job import Trials
 from espalier_core.types.measurements import Bid, GrowthForecast, ScorePoint
-from espalier_core.types.outcomes import ArmRecord, CaseRecord, MomentRecord
+from espalier_core.types.outcomes import ArmRecord, MomentRecord
 from espalier_core.types.task import MEASURE_OF, Task, score_of
 from espalier_lab.growth.judge.case import JudgeCase, JudgeSplit
 from espalier_lab.growth.judge.case_run import CaseRun
@@ -31,7 +31,6 @@ from espalier_lab.growth.judge.deciding import OPERATIONS
 from espalier_lab.growth.judge.trialling import Proposal, proposal
 from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_operator.policies.view import SpeedModel
-from espalier_trainer.growth.consultation import known_places
 from espalier_trainer.growth.forecasting import NOTHING, as_quality
 
 MARKS: Final = 24
@@ -127,20 +126,9 @@ def _error(run: CaseRun, split: JudgeSplit) -> float:
 
 def _asked(run: CaseRun, curve: list[CurvePoint], share: float) -> tuple[Proposal, Advice]:
     """Return what the shipped policy proposes, and what a job reports of it; the curve gets its next point."""
-    case, architecture, score = run.case, run.network.architecture, run.score(run.case.validation)
+    architecture, score = run.network.architecture, run.score(run.case.validation)
     curve.append(CurvePoint(share=share, validation_loss=score.loss))
-    record = CaseRecord(
-        case=case.name,
-        family=case.family,
-        seed=run.seed,
-        steps=case.steps,
-        batch_size=case.batch_size,
-        task=case.task,
-        architecture=architecture,
-        places=known_places(run.network.module, case.example),
-        curve=tuple(curve),
-        moments=(),
-    )
+    record = run.record(curve)
     actions = (Action.nothing(), *(() if architecture is None else offered(architecture)))
     moment = MomentRecord(
         share=share,

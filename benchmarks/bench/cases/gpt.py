@@ -22,15 +22,17 @@ about 4 hours of a core.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from bench import flagship
 from bench.command import Option
-from bench.flagship.study import carried_out, options
+from bench.flagship.costs import with_cost
+from bench.flagship.study import carried_out, options, runs_file
 from bench.flagship.subject import DECIDED, RECIPES, Arm, StepCost, Subject
 from bench.printing import Parts
-from espalier_core.validation.reading import load_job
+from espalier_core.validation.reading import load_job, with_spec
 
 EPOCH_WINDOWS: Final = 128
 """16 steps."""
@@ -39,6 +41,7 @@ OPTIONS: Final = {
     **options(budgets=[40.0, 80.0, 160.0], moments=[0.2, 0.35, 0.5]),
     "decided": Option(False, "also what the agent and a race decide"),
     "recipes": Option(False, "also published recipes"),
+    "width": Option(64, "channels, 32 a head; a step of another net than the shipped costs what is measured first"),
 }
 QUICK: Final = {
     "budgets": [2.0],
@@ -66,4 +69,9 @@ def gpt() -> Subject:
 
 def run(options: argparse.Namespace) -> Parts:
     """Make the runs, and give the tables."""
-    yield from carried_out(gpt(), options, DECIDED * options.decided + RECIPES * options.recipes)
+    subject = gpt()
+    if options.width != subject.job.spec.training.model.options["width"]:
+        model = {"options": {"width": options.width, "heads": options.width // 32}}
+        wider = replace(subject, job=with_spec(subject.job, training={"model": model}))
+        subject = with_cost(wider, runs_file(options))
+    yield from carried_out(subject, options, DECIDED * options.decided + RECIPES * options.recipes)

@@ -71,8 +71,8 @@ def _gain(results: Results, budget: float, arm: Arm, moment: float | None, other
 def draw(tables: str, measure: str, path: Path) -> None:
     """Draw how much better each arm of `tables` (as `lines` or a page has them) ends than the best fixed depth.
 
-    One panel: the gain by budget with its 95 % interval; of the growths, those at the first moment. Raises
-    `ValueError` where no budget has a best fixed depth yet.
+    One panel: the gain by budget with its 95 % interval; of the growths, those at the first moment. Draws nothing
+    where no budget has a best fixed depth yet.
     """
     gains: dict[str, dict[float, tuple[float, float, float]]] = {}
     budgets = []
@@ -88,7 +88,7 @@ def draw(tables: str, measure: str, path: Path) -> None:
             if len(found) == 3:
                 gains.setdefault(row[0].removesuffix(_BEST), {})[budgets[-1]] = (found[0], found[1], found[2])
     if not budgets:
-        raise ValueError("no budget has runs of all fixed depths yet, so there is nothing to draw")
+        return
     first = min((name.rpartition(" at ")[2] for name in gains if " at " in name), key=_percent, default="")
     shown = {name: by for name, by in gains.items() if name in COLORS or name.endswith(f" at {first}")}
     shown = {name: by for name, by in shown.items() if name.partition(" at ")[0] in COLORS}

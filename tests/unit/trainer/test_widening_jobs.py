@@ -122,7 +122,7 @@ def test_heuristic_widens_where_only_that_is_allowed(run, make_job):
 
 def _widening(body: dict[str, Any]) -> tuple[int, bytes]:
     """Answer as an agent that widens the group asked about with the fewest channels; take what outcomes it is told."""
-    if "architecture" not in body:
+    if "architecture" not in body:  # an outcome
         return 204, b""
     groups = Architecture.model_validate(body["architecture"]).channel_groups
     action = {"kind": "Widen", "target": min(groups, key=lambda group: (group.width, group.id)).id}

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
 
 from espalier_core.growth.architecture import step_seconds
 from espalier_core.growth.deepen import DEEPEN
-from espalier_core.types.advice import Action
+from espalier_core.types.advice import Action, CurvePoint
 from espalier_core.types.job import Insertion
+from espalier_core.types.outcomes import CaseRecord, MomentRecord
 from espalier_core.types.task import Task
 from espalier_lab.growth.judge.case import CaseError, JudgeCase, JudgeSplit
 from espalier_trainer.growth.consultation import known_places
@@ -108,8 +109,7 @@ class CaseRun:
             # One call for all parameters: steps of small models take a third less time.
             if group.get("fused", True) is None and group["foreach"] is None:
                 group["fused"] = True
-        seconds = modelled(network, case)
-        return cls(case, seed, network, 1.0, random=random, base_seconds=seconds)
+        return cls(case, seed, network, 1.0, random=random, base_seconds=modelled(network, case))
 
     @property
     def budget(self) -> float:
@@ -119,8 +119,7 @@ class CaseRun:
     def copied(self) -> CaseRun:
         """Return a run that continues from here independently."""
         module, optimizer = copy.deepcopy((self.network.module, self.network.optimizer))
-        network = replace(self.network, module=module, optimizer=optimizer)
-        return replace(self, network=network)
+        return replace(self, network=replace(self.network, module=module, optimizer=optimizer))
 
     def restarted(self) -> CaseRun:
         """Return a copy whose learning rate restarts, if it does for the case."""
@@ -187,6 +186,23 @@ class CaseRun:
                 f"{error}); it must take any number of them"
             ) from error
         return outputs
+
+    def record(self, curve: Sequence[CurvePoint], moments: Sequence[MomentRecord] = (), **more: Any) -> CaseRecord:
+        """Return a record of the case with the model as it is now; `more` are other fields of the record."""
+        case, architecture = self.case, self.network.architecture
+        return CaseRecord(
+            case=case.name,
+            family=case.family,
+            seed=self.seed,
+            steps=case.steps,
+            batch_size=case.batch_size,
+            task=case.task,
+            architecture=architecture,
+            places={} if architecture is None else known_places(self.network.module, case.example),
+            curve=tuple(curve),
+            moments=tuple(moments),
+            **more,
+        )
 
     def finish(self) -> SplitScore:
         """Train to the end of the budget, and return the score on the test split."""

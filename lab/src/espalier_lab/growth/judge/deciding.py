@@ -19,7 +19,6 @@ from espalier_core.types.outcomes import MARKS, ArmRecord, CaseRecord, InsertedR
 from espalier_lab.growth.judge.case import JudgeCase
 from espalier_lab.growth.judge.case_run import CaseRun, SplitScore, TrialSlice
 from espalier_lab.growth.judge.records import rounded
-from espalier_trainer.growth.consultation import known_places
 
 OPERATIONS: Final = (DEEPEN.name, ADD_BLOCK.name)
 MOMENTS: Final = (0.2, 0.5)
@@ -93,11 +92,9 @@ def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
         run.advance(share * run.budget)
         run, grown = _grown_before(run, setting.most)
         shares = tuple(rest) if grown else ()
-    architecture = run.network.architecture
-    growths = chosen(setting.growths(architecture), setting.most)
+    growths = chosen(setting.growths(run.network.architecture), setting.most)
     if setting.only and not growths:
         shares = ()
-    found = known_places(run.network.module, case.example) if architecture is not None else {}
     moments: list[MomentRecord] = []
     curve: list[CurvePoint] = []
     left_out: dict[str, str] = {}
@@ -111,21 +108,8 @@ def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
             moment, refused = _moment(run, share, now, growths, setting)
             moments.append(moment)
             left_out |= refused
-    return CaseRecord(
-        case=case.name,
-        family=case.family,
-        seed=seed,
-        steps=case.steps,
-        batch_size=case.batch_size,
-        task=case.task,
-        architecture=architecture,
-        grown=grown,
-        speed=setting.speed,
-        places=found,
-        curve=tuple(curve),
-        moments=tuple(moments),
-        left_out=tuple(f"{action}: {why}" for action, why in left_out.items()),
-    )
+    refusals = tuple(f"{action}: {why}" for action, why in left_out.items())
+    return run.record(curve, moments, grown=grown, speed=setting.speed, left_out=refusals)
 
 
 def _grown_before(run: CaseRun, most: int) -> tuple[CaseRun, tuple[Action, ...]]:

@@ -19,9 +19,8 @@ parameters, or adds a term over all of them, runs the same operations afterwards
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -39,9 +38,6 @@ from espalier_trainer.net2net.refusals import RefusalReason, why_split, why_wrap
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.reading import Answering, Notes, ValueReading, decision
 from espalier_trainer.net2net.trace.recorder import Recorder
-
-logger = logging.getLogger(__name__)
-
 
 _SEEDS: Final = 8
 """Number of runs of a model that skips layers at random: with 12 layers, 10 % skipped, one skips none in 93 %."""
@@ -68,7 +64,6 @@ def trace(model: nn.Module, example_input: ExampleInput, *, training: bool = Tru
     """Return the trace of `model` on inputs of the example's shape; the model is not changed.
 
     Without `training` it runs in eval mode only.
-
     """
     return once(model, example_input, ("trace", training), lambda: _traced(model, example_input, training=training))
 
@@ -141,11 +136,9 @@ def _on_values(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 def _copy_of(model: nn.Module, *, share: bool) -> nn.Module:
     """Return a copy to run, since a forward may write to its weights and store results; `model` if it has no copy."""
-    try:
+    with suppress(GrowthError):
         return copied(model, share=share)
-    except GrowthError:
-        logger.debug("%s is traced itself", type(model).__name__, exc_info=True)
-        return model
+    return model
 
 
 def _record(

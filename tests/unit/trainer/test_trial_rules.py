@@ -211,14 +211,14 @@ def test_one_worker_races_a_growth_against_the_base_itself():
     assert one.actions == (POINTS[0], NOTHING)
     text = results(one, {"Deepen(a)": 1.0})
     assert one.verdict(text, None, 2) is None  # the base is not so far
-    object.__setattr__(one, "clock", lambda: 30.0)
+    object.__setattr__(one, "clock", lambda: 36.0)
     one.base_measured(1.5)
     assert one.verdict(text, None, 2) is None
-    object.__setattr__(one, "clock", lambda: 90.0)
+    object.__setattr__(one, "clock", lambda: 84.0)
     one.base_measured(0.75)
     verdict = one.verdict(text, None, 2)
     assert verdict.winner == "worker0"
-    # Halfway between 30 and 90, where the arm ended: not what the base has come to since.
+    # Halfway between 36 and 84, where the arm ended: not what the base has come to since.
     assert verdict.arms[1].loss == pytest.approx(math.sqrt(1.5 * 0.75))
 
 
@@ -347,18 +347,17 @@ def test_what_would_end_too_late_is_broken_off():
         one = begun(asked(), None, TrialConditions(mode, ("x", "y")[:workers], 3, 8.0, RATES, 0), lambda: 0.0)
         assert one.until == pytest.approx(8.0 * most)
         object.__setattr__(one, "clock", lambda: 7.9)
-        over = one.verdict({}, None, 3)
-        assert over.best is None
+        assert one.verdict({}, None, 3).best is None
+        won = one.verdict(results(one, {"Deepen(a)": 1.0, "Nothing": 2.0}), None, 3)
+        assert (won.best, won.why) == (None, "Deepen(a) won, and the epoch ended too late for it")
 
 
 def test_a_growth_that_won_is_taken_over_from_its_worker():
     one = trial()
     verdict = one.verdict(results(one, {"Deepen(a)": 1.0, "Nothing": 2.0}), None, 3)
-    assert verdict is not None
     assert verdict.grows
     assert verdict.winner == "worker0"
     lost = one.verdict(results(one, {"Deepen(a)": 2.0, "Nothing": 1.0}), None, 3)
-    assert lost is not None
     assert not lost.grows
     assert lost.winner is None
     assert lost.best is not None
@@ -370,7 +369,6 @@ def test_it_is_waited_for_the_slowest_but_not_for_ever():
     late = trial(now=0.0)
     object.__setattr__(late, "clock", lambda: late.until + 1)
     over = late.verdict(results(late, half), None, 3)
-    assert over is not None
     assert over.best is None
     assert over.why == "results are missing"
 

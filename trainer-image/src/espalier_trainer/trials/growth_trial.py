@@ -54,6 +54,8 @@ class GrowthTrial:
     """Wall seconds of each arm."""
     until: float
     """Time by `clock` after which missing results are no longer awaited."""
+    latest: float
+    """Time by `clock` after which no growth is carried out: results may come in time, and an epoch end long after."""
     mode: Trials = Trials.CONFIRM
     """Evidence by which the arms are judged: a race of one worker is judged as `Confirm`."""
     clock: Callable[[], float] = field(default=time.monotonic)
@@ -139,11 +141,10 @@ class GrowthTrial:
         if best is None or (not complete and not any(arm.action != _NOTHING for arm in arms)):
             reason = "workers on the trial were taken back" if replicas < self.replicas else "results are missing"
             return TrialVerdict(arms, None, why=reason)
-        verdict = TrialVerdict(arms, best)
-        if verdict.grows:
-            holders = (worker for worker, order in self.orders.items() if order.keep and _last(order) == best.action)
-            return TrialVerdict(arms, best, next(holders, None))
-        return verdict
+        if best.action != _NOTHING and self.clock() >= self.latest:
+            return TrialVerdict(arms, None, why=f"{best.action} won, and the epoch ended too late for it")
+        holders = (worker for worker, order in self.orders.items() if order.keep and _last(order) == best.action)
+        return TrialVerdict(arms, best, next(holders, None))
 
     def _arms(self, worker: str, text: str) -> tuple[Arm, ...]:
         result = result_from(text) if text else None
@@ -153,11 +154,10 @@ class GrowthTrial:
         """Return the arm of `Nothing`, with the base's loss at the end of the arms; None if it is tried."""
         if Action.nothing() in self._ordered or not self.base:
             return None
-        loss = rules.interpolated(self.base, self.base[0][0] + self.seconds)
-        if loss is None:
+        if (loss := rules.interpolated(self.base, self.base[0][0] + self.seconds)) is None:
             return None
-        slices = (Slice(share=SHARES[self.mode], loss=loss),)
-        return Arm(action=_NOTHING, loss=loss, seconds=self.seconds, slices=slices, message="the base itself")
+        at_end = Slice(share=SHARES[self.mode], loss=loss)
+        return Arm(action=_NOTHING, loss=loss, seconds=self.seconds, slices=(at_end,), message="the base itself")
 
 
 _NOTHING: Final = str(Action.nothing())
@@ -217,15 +217,14 @@ def begun(
         return None
     keep, name = rules.keeps_winner(wanted, tried), uuid.uuid4().hex
     mode = Trials.RACE if keep else Trials.CONFIRM
-    share = SHARES[mode]
-    seconds = share * left
+    seconds = SHARES[mode] * left
     shares = rules.slices(mode, sum(action.grows for actions in tried for action in actions))
     orders = {
         worker: TrialOrder(
             trial=name,
             actions=actions,
             rates=tuple(now.rates.grown if each.grows else now.rates.same for each in actions),
-            ends=0.0 if not keep else 1 - share if now.rates.linear else 1.0,
+            ends=0.0 if not keep else 1 - SHARES[mode] if now.rates.linear else 1.0,
             seconds=seconds,
             shares=shares,
             seed=now.seed,
@@ -236,7 +235,8 @@ def begun(
         )
         for worker, actions in zip(workers, tried, strict=False)
     }
-    until = clock() + min(rules.patience(seconds, tried), rules.LATEST[mode] * left)
-    trial = GrowthTrial(asked, network, orders, now.replicas, seconds, until, mode, clock)
+    began, latest = clock(), rules.LATEST[mode] * left
+    until = began + min(rules.patience(seconds, tried), latest)
+    trial = GrowthTrial(asked, network, orders, now.replicas, seconds, until, began + latest, mode, clock)
     trial.base_measured(now.loss)
     return trial

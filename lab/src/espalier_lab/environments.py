@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 _ENTRIES: Final = {
     "espalier/Outcomes-v0": (
-        "espalier_agent.environment:OutcomeEnvironment",
-        "espalier_agent.environment:OutcomeVectorEnvironment",
+        "espalier_lab.growth.environment:OutcomeEnvironment",
+        "espalier_lab.growth.environment:OutcomeVectorEnvironment",
     ),
     "espalier/Placement-v0": ("espalier_lab.scheduling.placement:PlacementEnvironment", None),
     "espalier/Allocation-v0": (
@@ -30,8 +30,7 @@ _ENTRIES: Final = {
 """Entry points by name: for one environment, and for many at once."""
 
 for _name, (_one, _many) in _ENTRIES.items():
-    if _name not in gymnasium.registry:  # the first of them registers itself where the laboratory is not installed
-        gymnasium.register(id=_name, entry_point=_one, vector_entry_point=_many)
+    gymnasium.register(id=_name, entry_point=_one, vector_entry_point=_many)
 
 Flat = NDArray[np.float32]
 

@@ -18,9 +18,9 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from sb3_contrib import MaskablePPO
 
-from espalier_core.illegal_actions import IllegalActionError
 from espalier_generate.environments import page
 from espalier_lab.environments import FlatEnvironment
+from espalier_lab.illegal_actions import IllegalActionError
 from espalier_lab.rewriting.engine import OperatorCosts
 from espalier_lab.scheduling.allocation.forms import SlotForm
 from espalier_lab.scheduling.placement import Family

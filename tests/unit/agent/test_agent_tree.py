@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from espalier_agent.data import carried_tables, named_architecture, table_sets
-from espalier_agent.environment import OutcomeEnvironment
 from espalier_agent.tables.tree import TableError, decision_tree, read_playable, table_digest
 from espalier_core.growth.deepen import deepened
 from espalier_core.types.outcomes import OutcomeTable
@@ -120,5 +119,3 @@ def test_an_architecture_that_cannot_grow_is_refused(
     )
     with pytest.raises(TableError, match=f"table chain-middle: its architecture cannot grow at 'layer0' .*{reason}"):
         decision_tree(table.model_copy(update={"architecture": wrong}))
-    with pytest.raises(TableError, match=f"table chain-middle: its architecture cannot grow at 'layer0' .*{reason}"):
-        OutcomeEnvironment([make_table(lambda _: 0.5).model_copy(update={"architecture": wrong})])

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from espalier_agent.environment import OutcomeEnvironment
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.evaluation.gate import compare
 from espalier_agent.history import HistoryDecision
@@ -33,6 +32,7 @@ from espalier_core.growth.widen import WIDEN
 from espalier_core.types.advice import Action, AdviceRequest, PolicyVersion, Progress
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.outcomes import OutcomeTable
+from espalier_lab.growth.environment import OutcomeEnvironment
 from espalier_trainer.models.zoo import cifar8, digits
 from espalier_trainer.net2net.description import describe
 

@@ -18,7 +18,6 @@ import pytest
 from pydantic import BaseModel
 
 from espalier_agent.data import carried_tables
-from espalier_agent.environment import OutcomeEnvironment
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.policies.policy import default_policy
 from espalier_agent.tables.tree import Reward
@@ -27,6 +26,7 @@ from espalier_core.types.job import JobSpec
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.validation.reading import parse_jobs
 from espalier_generate.pages import client_page, job_page, reasons_page
+from espalier_lab.growth.environment import OutcomeEnvironment
 from pages import commands
 
 ROOT = Path(__file__).parents[3]

@@ -17,8 +17,8 @@ A policy is learned by PPO on tables of costs, and used in the place of a search
 The version in the name rises with every change that affects learning here.
 """
 
-from espalier_core.illegal_actions import IllegalActionError
 from espalier_lab import environments as environments
+from espalier_lab.illegal_actions import IllegalActionError
 from espalier_lab.rewriting.learned.environment import ENVIRONMENT_ID, RewritesEnvironment
 from espalier_lab.rewriting.learned.learner import RewriteLearnerSettings, learn
 from espalier_lab.rewriting.learned.nets import NETS

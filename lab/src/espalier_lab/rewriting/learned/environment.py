@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from espalier_core.illegal_actions import RAISE, IllegalActionError, checked, integer
+from espalier_lab.illegal_actions import RAISE, IllegalActionError, checked, integer
 from espalier_lab.rewriting.engine import OperatorCosts, RewritePlan, capture
 from espalier_lab.rewriting.engine.matching import Match
 from espalier_lab.rewriting.engine.rules import RULES

@@ -11,8 +11,8 @@ Importing this package registers the environment, also side by side as one that 
 The version in the name rises with every change that affects learning here.
 """
 
-from espalier_core.illegal_actions import IllegalActionError
 from espalier_lab import environments as environments
+from espalier_lab.illegal_actions import IllegalActionError
 from espalier_lab.scheduling.allocation.environment import ENVIRONMENT_ID, AllocationEnvironment
 from espalier_lab.scheduling.allocation.side_by_side import SideBySide
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from espalier_core.illegal_actions import RAISE, checked, chosen
+from espalier_lab.illegal_actions import RAISE, checked, chosen
 from espalier_lab.scheduling.allocation.forms import AllocationEpisode, Form, Mask, SlotForm
 from espalier_lab.scheduling.learned.description import (
     CLUSTER_FEATURES,

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from espalier_core.illegal_actions import RAISE, IllegalActionError, checked, chosen
+from espalier_lab.illegal_actions import RAISE, IllegalActionError, checked, chosen
 from espalier_lab.scheduling.allocation.environment import (
     HOUR,
     STOP,

@@ -11,8 +11,8 @@ Importing this package registers the environment:
 The version in the name rises with every change that affects learning here.
 """
 
-from espalier_core.illegal_actions import IllegalActionError
 from espalier_lab import environments as environments
+from espalier_lab.illegal_actions import IllegalActionError
 from espalier_lab.scheduling.placement.environment import ENVIRONMENT_ID, PlacementEnvironment
 from espalier_lab.scheduling.placement.tasks import Family
 from espalier_lab.scheduling.seed_split import SeedSplit

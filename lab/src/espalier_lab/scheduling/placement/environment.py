@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from espalier_core.illegal_actions import RAISE, checked, chosen
+from espalier_lab.illegal_actions import RAISE, checked, chosen
 from espalier_lab.scheduling.placement.candidates import MOST
 from espalier_lab.scheduling.placement.cluster import PendingGang, PlacementCluster
 from espalier_lab.scheduling.placement.tasks import KINDS, Family, PlacementEpisode, episode, kinds

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from espalier_core.illegal_actions import RAISE, checked
+from espalier_lab.illegal_actions import RAISE, checked
 from espalier_lab.rewriting.engine.search import HORIZON
 from espalier_lab.rewriting.learned.dreaming.blocks import mask_of
 from espalier_lab.rewriting.learned.dreaming.mind import Known, Mind, mind_space

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,18 +19,18 @@ from hypothesis import strategies as st
 
 import sweeps
 from espalier_agent.data import carried_tables
-from espalier_agent.environment import (
+from espalier_agent.policies.vocabulary import layer_embedding
+from espalier_agent.tables.tree import Reward
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.outcomes import OutcomeTable, reward
+from espalier_lab.growth.environment import (
     ENVIRONMENT_ID,
     IllegalActionError,
     OutcomeEnvironment,
     OutcomeVectorEnvironment,
     Sampling,
 )
-from espalier_agent.policies.vocabulary import layer_embedding
-from espalier_agent.tables.game import NoTableError
-from espalier_agent.tables.tree import Reward
-from espalier_core.types.allocation import Allocation
-from espalier_core.types.outcomes import OutcomeTable, reward
+from espalier_lab.growth.positions import NoTableError
 
 MakeTable = Callable[..., OutcomeTable]
 
@@ -54,7 +52,7 @@ def unlike(make_table: MakeTable) -> tuple[OutcomeTable, ...]:
 @pytest.mark.parametrize("kind", Reward)
 @pytest.mark.parametrize("tables", [None, carried_tables("digits")], ids=["paper", "digits"])
 def test_gymnasiums_own_checker_finds_nothing(kind: Reward, tables: tuple[OutcomeTable, ...] | None) -> None:
-    environment = gymnasium.make(f"espalier_agent.environment:{ENVIRONMENT_ID}", tables=tables, reward=kind)
+    environment = gymnasium.make(f"espalier_lab.growth.environment:{ENVIRONMENT_ID}", tables=tables, reward=kind)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(environment.unwrapped)
@@ -249,8 +247,3 @@ def test_gymnasium_makes_many_by_name() -> None:
     assert isinstance(many.unwrapped, OutcomeVectorEnvironment)
     observation, _ = many.reset(seed=0)
     assert observation["layers"].shape[0] == 3
-
-
-def test_the_service_does_not_load_gymnasium() -> None:
-    program = "import sys, espalier_agent.service.server; sys.exit('gymnasium' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -40,13 +40,13 @@ from espalier_core.types.measurements import Measurements
 from espalier_core.validation.reading import with_spec
 from espalier_lab.extra_worker import ExtraWorker, await_worker
 from espalier_lab.virtual_run import ChargedScheduler, VirtualRun, WallScheduler
+from espalier_lab.virtual_time import ReplicaChange, VirtualScheduler
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.elastic.step import StepPlan, StepResult
 from espalier_trainer.elastic.team import Team
 from espalier_trainer.measuring.speeds import LEAST_STEPS, NoiseSampling
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter
-from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from espalier_trainer.training.progress import TrainingResult
 
 DEVICE: Final = Throughput(alpha_compute=0.01, beta_compute=0.00001, alpha_local=0.005)

@@ -28,6 +28,7 @@ from espalier_cli.run import parse_moment
 from espalier_core.types.events import EpochFinished
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_lab.virtual_run import WallScheduler, data_of
+from espalier_lab.virtual_time import ReplicaChange
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.data import load_data
 from espalier_trainer.models.zoo import build_model
@@ -35,7 +36,6 @@ from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter
-from espalier_trainer.signals.scheduler import ReplicaChange
 
 ARMS = ("not grown", "restart only", "grown")
 OPTIONS = {

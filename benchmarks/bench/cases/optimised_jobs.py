@@ -31,9 +31,9 @@ from espalier_core.types.allocation import Allocation, Direction
 from espalier_core.types.events import AdaptationFinished
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import AdaptationSource
+from espalier_lab.virtual_time import Scripted
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.data import load_data
-from espalier_trainer.growth.advisor import Scripted
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.run.services import Services

@@ -39,18 +39,17 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import TrainerPhase
 from espalier_lab.growth.collect.cost import StepCost, measure_cost, parse_cost
 from espalier_lab.virtual_run import ChargedScheduler, VirtualRun, data_of, undisturbed
+from espalier_lab.virtual_time import ReplicaChange, Scripted
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Data
 from espalier_trainer.distillation import ShrinkRule, Teaching
 from espalier_trainer.distillation.shrinking import Shrinker, ShrinkOptions
-from espalier_trainer.growth.advisor import Scripted
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.optimizers.building import build_optimizer
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.services import Services
-from espalier_trainer.signals.scheduler import ReplicaChange
 from espalier_trainer.training.progress import TrainingResult
 
 BUDGETS = {"digits": 6.0, "cifar8": 20.0}

@@ -22,15 +22,15 @@ from espalier_core.types.report import Adaptation, AdaptationResult, TrainerPhas
 from espalier_core.types.report import Arm as TrialArm
 from espalier_core.validation.reading import with_spec
 from espalier_lab.virtual_run import FinishedRun, VirtualRun, as_built, undisturbed
+from espalier_lab.virtual_time import ReplicaChange, Scripted, VirtualScheduler
 from espalier_trainer.builtin_loop.state import identity
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data.objective import Evaluation, objective_of
-from espalier_trainer.growth.advisor import Advisor, Scripted
+from espalier_trainer.growth.advisor import Advisor
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.services import Services
-from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from espalier_trainer.training.method import evaluate
 from espalier_trainer.trials.rules import SHARES, best
 

@@ -16,9 +16,9 @@ from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_core.validation.reading import with_spec
 from espalier_lab.virtual_run import ChargedScheduler
+from espalier_lab.virtual_time import ReplicaChange, Scripted
 from espalier_trainer.elastic import Team
-from espalier_trainer.growth.advisor import Advisor, Scripted
-from espalier_trainer.signals.scheduler import ReplicaChange
+from espalier_trainer.growth.advisor import Advisor
 
 NEVER: Final = 1_000_000
 

@@ -20,6 +20,7 @@ from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_core.validation.reading import with_spec
 from espalier_lab.extra_worker import ExtraWorker, await_worker
 from espalier_lab.virtual_run import VirtualRun, as_built, data_of, deepened_from_scratch
+from espalier_lab.virtual_time import ReplicaChange
 from espalier_trainer.data import load_data
 from espalier_trainer.growth.advisor import Advisor
 from espalier_trainer.models.zoo import build_model
@@ -27,7 +28,6 @@ from espalier_trainer.net2net import growth_points
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.run.journal import RunJournal
 from espalier_trainer.run.services import Services, TeamMaker
-from espalier_trainer.signals.scheduler import ReplicaChange
 from espalier_trainer.training.progress import TrainingResult
 
 

@@ -22,6 +22,7 @@ from torch import nn
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.job import AdaptiveTrainingJob, DatasetSpec, Insertion
 from espalier_core.validation.reading import with_spec
+from espalier_lab.virtual_time import VirtualScheduler
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
@@ -32,7 +33,6 @@ from espalier_trainer.net2net import deepen
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.services import Services
-from espalier_trainer.signals.scheduler import VirtualScheduler
 from espalier_trainer.training.progress import TrainingResult
 
 if TYPE_CHECKING:

@@ -28,13 +28,12 @@ from espalier_lab.growth.collect.state import WorkFolder
 from espalier_lab.growth.collect.training import CollectError, Collection, Time, train
 from espalier_lab.run_store import RunStoreError
 from espalier_lab.virtual_run import WallScheduler, deepened_from_scratch
+from espalier_lab.virtual_time import ReplicaChange, Scripted, VirtualScheduler
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.data import load_data
-from espalier_trainer.growth.advisor import Scripted
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.run.services import Services
-from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from waiting import until
 
 

@@ -11,9 +11,9 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import TrainerPhase
 from espalier_core.validation.reading import load_job
 from espalier_lab.virtual_run import ChargedScheduler, FinishedRun, VirtualRun, undisturbed
+from espalier_lab.virtual_time import VirtualScheduler
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.run.services import Services
-from espalier_trainer.signals.scheduler import VirtualScheduler
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits.yaml"
 BUDGET = 0.2

@@ -22,6 +22,7 @@ from espalier_core.types.events import EVENT, AnyEvent
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report
+from espalier_lab.virtual_time import ReplicaChange, VirtualScheduler
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.checkpoints.store import CheckpointStore
@@ -31,7 +32,6 @@ from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter, Reporter
-from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from espalier_trainer.training.progress import TrainingResult
 from forked import fork_server
 from own_scripts import OWN, another_process

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from espalier_core.types.events import BatchSizeChanged
 from espalier_core.types.job import AdaptiveTrainingJob, Insertion
 from espalier_core.types.report import TrainerPhase
+from espalier_lab.virtual_time import VirtualScheduler
 from espalier_trainer.builtin_loop import steps
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.store import CheckpointStore
@@ -25,7 +26,6 @@ from espalier_trainer.net2net.modules import copied
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter
-from espalier_trainer.signals.scheduler import VirtualScheduler
 from espalier_trainer.training.method import PLAIN
 from espalier_trainer.training.network import new_network
 from trainer_processes import ended, until

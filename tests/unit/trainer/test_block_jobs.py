@@ -13,7 +13,8 @@ from espalier_core.types.advice import Action
 from espalier_core.types.events import Warned
 from espalier_core.types.job import Fallback
 from espalier_core.types.report import AdaptationResult, TrainerPhase
-from espalier_trainer.growth.advisor import FallbackPolicy, NoAgent, Scripted, WithFallback
+from espalier_lab.virtual_time import Scripted
+from espalier_trainer.growth.advisor import FallbackPolicy, NoAgent, WithFallback
 from espalier_trainer.net2net import BlockAdded
 
 ADD = Action(kind="AddBlock", target="3")

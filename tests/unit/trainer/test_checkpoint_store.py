@@ -19,11 +19,11 @@ from espalier_core.types.advice import Action
 from espalier_core.types.events import CheckpointSaved, Warned
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import TrainerPhase
+from espalier_lab.virtual_time import Scripted
 from espalier_trainer.checkpoints import store as module
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore, DamagedCheckpointError, read_checkpoint
 from espalier_trainer.errors import SupersededError
-from espalier_trainer.growth.advisor import Scripted
 from espalier_trainer.run.saving import CheckpointWriter
 
 

@@ -18,9 +18,9 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_lab.rewriting.engine import SEARCHES, OperatorCosts, apply, capture, search, verify
 from espalier_lab.rewriting.learned.nets import repvgg
+from espalier_lab.virtual_time import Scripted
 from espalier_trainer.data import load_data
 from espalier_trainer.elastic.group import DeviceSums, GroupBrokenError
-from espalier_trainer.growth.advisor import Scripted
 from on_cuda import DEVICE, NEEDS_CUDA, full_precision, on_the_device
 
 __all__ = ["full_precision"]

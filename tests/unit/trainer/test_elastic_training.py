@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from espalier_core.types.job import AdaptiveTrainingJob, Fallback
+from espalier_lab.virtual_time import ReplicaChange
 from espalier_trainer.builtin_loop.worker import BuiltinWorker
 from espalier_trainer.data import Data, load_data
 from espalier_trainer.distillation import ShrinkRule
@@ -26,7 +27,6 @@ from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.run import optimising
 from espalier_trainer.run.journal import RunJournal
-from espalier_trainer.signals.scheduler import ReplicaChange
 from espalier_trainer.training.method import Method
 from espalier_trainer.training.network import Network, new_network, resumed_network
 from waiting import PATIENCE, until

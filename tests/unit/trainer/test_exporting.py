@@ -22,11 +22,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import espalier_trainer
 from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_lab.virtual_time import Scripted
 from espalier_trainer.checkpoints.examples import known
 from espalier_trainer.errors import ExportError
 from espalier_trainer.exporting.program import _difference
 from espalier_trainer.exporting.writing import export
-from espalier_trainer.growth.advisor import Scripted
 from espalier_trainer.optimizers.averaging import averaged
 from espalier_trainer.own import join
 

@@ -20,9 +20,9 @@ from espalier_core.types.measurements import BidUse, GrowthForecast
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationSource, Metric
 from espalier_core.types.task import Score, Task
-from espalier_trainer.growth.advisor import AdvisorDecision, AdvisorError, HTTPAdvisor, Scripted
+from espalier_lab.virtual_time import Scripted, VirtualScheduler
+from espalier_trainer.growth.advisor import AdvisorDecision, AdvisorError, HTTPAdvisor
 from espalier_trainer.growth.forecasting import LEAST_SECONDS, NOTHING, Forecasting, as_quality
-from espalier_trainer.signals.scheduler import VirtualScheduler
 from espalier_trainer.training.network import starting_architecture
 
 GROWTH = Action.deepen("a")

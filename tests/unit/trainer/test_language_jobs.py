@@ -10,10 +10,10 @@ from espalier_core.types.events import EpochFinished, TrainerFinished
 from espalier_core.types.job import Insertion, OptimizerSpec
 from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_core.types.task import Task
+from espalier_lab.virtual_time import Scripted
 from espalier_trainer.data import load_data
 from espalier_trainer.data.objective import objective_of
 from espalier_trainer.errors import ModelError
-from espalier_trainer.growth.advisor import Scripted
 from espalier_trainer.growth.consultation import allowed_actions
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.optimizers.averaging import AVERAGE, averaged

@@ -25,6 +25,7 @@ from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationS
 from espalier_lab.rewriting.engine import OperatorCosts, OpGraph, RewritePlan, capture, device_kind, search
 from espalier_lab.rewriting.engine import SearchResult as Searched
 from espalier_lab.rewriting.job import Rewrites
+from espalier_lab.virtual_time import VirtualScheduler
 from espalier_trainer.builtin_loop.steps import optimize
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import ExecutionState
@@ -36,7 +37,6 @@ from espalier_trainer.run.optimising import Probation
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.metrics import MeteredReporter
 from espalier_trainer.signals.report import MemoryReporter
-from espalier_trainer.signals.scheduler import VirtualScheduler
 from espalier_trainer.training.execution import Execution
 from espalier_trainer.training.network import Network, new_network
 

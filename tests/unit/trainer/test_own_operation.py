@@ -12,12 +12,12 @@ from espalier_core import growth
 from espalier_core.files.documents import dumps
 from espalier_core.types.advice import Action
 from espalier_core.types.report import AdaptationResult, TrainerPhase
+from espalier_lab.virtual_time import Scripted
 from espalier_trainer.checkpoints.document import CheckpointState
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.elastic.delivery import Head, received
 from espalier_trainer.errors import CheckpointMismatchError, ExportError
 from espalier_trainer.exporting.loading import read_run
-from espalier_trainer.growth.advisor import Scripted
 from espalier_trainer.net2net import history
 
 SITE = Path(__file__).parents[1] / "extensions" / "site"

@@ -10,8 +10,8 @@ import pytest
 from espalier_core.types.advice import Action
 from espalier_core.types.events import TrainerStarted, Warned
 from espalier_core.types.report import AdaptationResult, TrainerPhase
+from espalier_lab.virtual_time import Scripted
 from espalier_trainer.errors import CheckpointMismatchError
-from espalier_trainer.growth.advisor import Scripted
 
 pytestmark = pytest.mark.slow
 

@@ -16,15 +16,15 @@ from espalier_core.types.events import AdaptationFinished, TrialStarted
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, AdaptationSource, TrainerPhase
+from espalier_lab.virtual_time import ReplicaChange, Scripted, VirtualScheduler
 from espalier_trainer.builtin_loop import steps
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.distillation import ShrinkRule
 from espalier_trainer.distillation.shrinking import Shrinker, ShrinkOptions
 from espalier_trainer.distillation.trial import MEASURED_STEPS
 from espalier_trainer.elastic.step import StepResult
-from espalier_trainer.growth.advisor import Advisor, AdvisorDecision, Scripted
+from espalier_trainer.growth.advisor import Advisor, AdvisorDecision
 from espalier_trainer.run.run import Run as Core
-from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,8 @@ from espalier_core.types.events import AdaptationFinished, CheckpointSaved
 from espalier_core.types.job import Fallback
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationSource
-from espalier_trainer.growth.advisor import FallbackPolicy, NoAgent, Scripted, WithFallback
+from espalier_lab.virtual_time import Scripted
+from espalier_trainer.growth.advisor import FallbackPolicy, NoAgent, WithFallback
 from espalier_trainer.process.settings import SettingsError, TrainerSettings
 from espalier_trainer.run.services import connect
 from espalier_trainer.signals.metrics import MeteredReporter, served

@@ -24,25 +24,18 @@ from espalier_core.types.events import (
 from espalier_core.types.job import Fallback
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, AdaptationSource, TrainerPhase
+from espalier_lab.virtual_time import ReplicaChange, Scripted, VirtualScheduler
 from espalier_trainer.builtin_loop import steps
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data import Data, TensorSource
-from espalier_trainer.growth.advisor import (
-    AdvisorDecision,
-    AdvisorError,
-    FallbackPolicy,
-    NoAgent,
-    Scripted,
-    WithFallback,
-)
+from espalier_trainer.growth.advisor import AdvisorDecision, AdvisorError, FallbackPolicy, NoAgent, WithFallback
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.saving import CheckpointWriter
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter
-from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 
 pytestmark = pytest.mark.slow
 

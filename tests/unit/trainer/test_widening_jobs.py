@@ -15,14 +15,14 @@ from espalier_core.types.advice import Action, AdviceRequest
 from espalier_core.types.events import Warned
 from espalier_core.types.job import Fallback
 from espalier_core.types.report import AdaptationResult, AdaptationSource, TrainerPhase
+from espalier_lab.virtual_time import ReplicaChange, Scripted, VirtualScheduler
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
-from espalier_trainer.growth.advisor import AdvisorDecision, FallbackPolicy, NoAgent, Scripted, WithFallback
+from espalier_trainer.growth.advisor import AdvisorDecision, FallbackPolicy, NoAgent, WithFallback
 from espalier_trainer.net2net import Deepened, Widened
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter
-from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from trainer_processes import ended, until
 
 pytestmark = pytest.mark.slow

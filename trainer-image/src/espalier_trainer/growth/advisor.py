@@ -286,27 +286,6 @@ class WithFallback:
         self.advisor.report_outcome(outcome)
 
 
-@dataclass
-class Scripted:
-    """Advises a fixed sequence of actions, then nothing: for tests and for outcome tables."""
-
-    actions: tuple[Action, ...]
-    name: str = "scripted"
-    asked: list[AdviceRequest] = field(default_factory=list)
-    outcomes: list[OutcomeReport] = field(default_factory=list)
-
-    def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
-        """Return the next action, by the request's number of consultations."""
-        index = request.progress.adaptations
-        action = self.actions[index] if index < len(self.actions) else Action.nothing()
-        self.asked.append(request)
-        return AdvisorDecision(f"{self.name}-{index}", action, AdaptationSource.AGENT, self.name)
-
-    def report_outcome(self, outcome: OutcomeReport) -> None:
-        """Store the outcome."""
-        self.outcomes.append(outcome)
-
-
 BACKOFF_SHARE: Final = 0.01
 
 

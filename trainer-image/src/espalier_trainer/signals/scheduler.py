@@ -151,16 +151,8 @@ class Scheduler(Protocol):
         return ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaChange:
-    """From `at_seconds` of the budget on, the job has `replicas` workers."""
-
-    at_seconds: float
-    replicas: int
-
-
 @dataclass
-class _Asked:
+class AllocationDirections:
     """Converts allocations into the paper's up, down or none since the last call."""
 
     replicas: int
@@ -189,7 +181,7 @@ class DocumentScheduler(Scheduler):
     clock: Callable[[], float] = time.monotonic
     _document: AllocationDocument = field(init=False)
     _stop: Reason | None = field(init=False, default=None)
-    _asked: _Asked = field(init=False)
+    _asked: AllocationDirections = field(init=False)
     _started: float | None = field(init=False, default=None)
     _used_before: float = field(init=False, default=0.0)
 
@@ -204,7 +196,7 @@ class DocumentScheduler(Scheduler):
             base_replicas=spec.min_replicas,
         )
         # To a restarted trainer, extra replicas are an `up`.
-        self._asked = _Asked(spec.min_replicas)
+        self._asked = AllocationDirections(spec.min_replicas)
         self._listen()
 
     def time_budget(self) -> float:
@@ -264,60 +256,3 @@ class DocumentScheduler(Scheduler):
             self._document = max(heard, key=lambda document: document.allocation.generation)
             self._stop = self._document.stop or next((one.stop for one in heard if one.stop), None)
         return heard
-
-
-@dataclass
-class VirtualScheduler(Scheduler):
-    """Virtual time: it advances only by `step_seconds(architecture)` at each step.
-
-    For tests, and for studies whose results must not depend on the load of the machine: a step costs its measured time;
-    evaluation, advice and growth cost nothing.
-    """
-
-    budget_seconds: float
-    step_seconds: Callable[[Architecture | None], float]
-    arrivals: Sequence[ReplicaChange] = ()
-    base: int = 1
-    speedup: Callable[[int], float] = lambda replicas: 1.0
-    """Returns the speed of a step with this number of replicas, relative to one; 1 if the others take no part."""
-    _used: float = field(init=False, default=0.0)
-    _asked: _Asked = field(init=False)
-    _cost: tuple[Architecture | None, float] | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        if self.budget_seconds <= 0:
-            raise ValueError(f"budget of {self.budget_seconds} s; it must be more than 0")
-        self._asked = _Asked(self.base)
-
-    def time_budget(self) -> float:
-        """Return the budget in virtual seconds."""
-        return self.budget_seconds
-
-    def allocation(self) -> Allocation:
-        """Return the allocation after the last arrival so far; its generation is the number of arrivals."""
-        come = [arrival for arrival in self.arrivals if arrival.at_seconds <= self._used]
-        replicas = come[-1].replicas if come else self.base
-        allocation = Allocation(generation=len(come), replicas=replicas, gpus=replicas)
-        return self._asked.direct(allocation)
-
-    def base_replicas(self) -> int:
-        """Return the number of guaranteed workers."""
-        return self.base
-
-    def start(self, used_seconds: float) -> None:
-        """Start the clock at `used_seconds`."""
-        self._used = used_seconds
-
-    def used_seconds(self) -> float:
-        """Return the used virtual seconds."""
-        return self._used
-
-    def wall_time_left(self) -> float:
-        """Return infinity: virtual time does not pass by itself."""
-        return math.inf
-
-    def step_finished(self, architecture: Architecture | None) -> None:
-        """Advance virtual time by the cost of one step of this architecture."""
-        if self._cost is None or self._cost[0] is not architecture:
-            self._cost = (architecture, self.step_seconds(architecture))
-        self._used += self._cost[1] / self.speedup(self._asked.replicas)

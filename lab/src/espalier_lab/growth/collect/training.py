@@ -27,11 +27,10 @@ from espalier_lab.virtual_run import (
     deepened_from_scratch,
     undisturbed,
 )
+from espalier_lab.virtual_time import ReplicaChange, Scripted, VirtualScheduler
 from espalier_trainer.checkpoints.document import Checkpoint
-from espalier_trainer.growth.advisor import Scripted
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.services import Services
-from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 
 
 class CollectError(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -65,9 +66,9 @@ class Clock(VirtualScheduler):
 
 def epochs(forecasting: Forecasting, clock: Clock, *times: float) -> list[GrowthForecast | None]:
     """Return what is known as epochs begin at these times; each question has been answered before the next."""
-    found = []
-    for clock.used in times:
-        found.append(forecasting.look(lambda: REQUEST))
+    found: list[GrowthForecast | None] = []
+    for before, clock.used in pairwise((times[0], *times)):
+        found.append(forecasting.look(lambda: REQUEST, clock.used - before))
         for thread in threading.enumerate():
             if thread.name == "forecast":
                 thread.join(30)
@@ -95,10 +96,10 @@ def test_a_job_that_may_not_grow_gains_nothing_and_is_asked_about_once_it_may_ag
     agent, clock = Agent(decision(), decision()), Clock()
     forecasting = Forecasting(agent, clock, Trials.OFF)
     assert epochs(forecasting, clock, 0.0, 1.0)[1] is not None
-    assert forecasting.look(None) is NOTHING
+    assert forecasting.look(None, 0.0) is NOTHING
     assert epochs(forecasting, clock, 2.0, 3.0) == [None, GrowthForecast(gain=0.02, low=0.01, high=0.03, seconds=1.0)]
-    assert Forecasting(None, clock, Trials.OFF).look(None) is NOTHING
-    assert Forecasting(None, clock, Trials.OFF).look(lambda: REQUEST) is None
+    assert Forecasting(None, clock, Trials.OFF).look(None, 0.0) is NOTHING
+    assert Forecasting(None, clock, Trials.OFF).look(lambda: REQUEST, 0.0) is None
 
 
 @pytest.mark.parametrize(

@@ -352,6 +352,13 @@ def test_what_would_end_too_late_is_broken_off():
         assert (won.best, won.why) == (None, "Deepen(a) won, and the epoch ended too late for it")
 
 
+@pytest.mark.parametrize(("epoch", "begins"), [(0.0, True), (0.3, True), (0.5, False), (0.7, True), (0.95, False)])
+def test_what_the_end_of_an_epoch_would_read_too_late_is_not_begun(epoch, begins):
+    now = TrialConditions(Trials.RACE, ("x", "y"), 3, 8.0, RATES, 0, epoch=epoch)
+    assert (begun(asked(), None, now) is not None) == begins
+    assert (rules.worth([POINTS[0]], {}, Task.CLASSIFICATION, 2, confirms=False, epoch=epoch) is not None) == begins
+
+
 def test_a_growth_that_won_is_taken_over_from_its_worker():
     one = trial()
     verdict = one.verdict(results(one, {"Deepen(a)": 1.0, "Nothing": 2.0}), None, 3)

@@ -148,6 +148,13 @@ def test_one_extra_worker_races_against_the_base_itself(tried):
     goes_on_from(won, adaptation, place)
 
 
+def test_a_race_that_would_be_over_too_late_is_not_begun_and_nothing_grows_untried(tried):
+    place = tried("Race", 1, THERE_AT_ONCE + "rules.LATEST = dict.fromkeys(rules.LATEST, 0.0)\n")
+    warned = until(lambda: of(place, "Warned"), place)[0].message
+    assert re.fullmatch(r"Deepen\(block0\) is advised, and not tried: an epoch takes \d+% of the time left", warned)
+    assert of(place, "TrialsStarted") == of(place, "AdaptationFinished") == []
+
+
 @pytest.mark.parametrize("trials", ["Race", "Auto"])
 def test_advice_not_to_grow_is_not_final_before_a_worker_can_try_a_growth(tried, agent_server, trials):
     def declines(request: dict[str, Any]) -> tuple[int, bytes]:

@@ -48,21 +48,18 @@ class Forecasting:
         self._forecaster, self._scheduler = forecaster, scheduler
         self._share = SHARES.get(Trials.RACE if trials is Trials.AUTO else trials, 0.0)
         self._due = 0.0
-        self._epoch_began: float | None = None
         self._epoch_seconds = 0.0
         self._thread: threading.Thread | None = None
         self._answers: list[tuple[AdviceRequest, AdvisorDecision]] = []
         self._newest: GrowthForecast | None = None
 
-    def look(self, request: Callable[[], AdviceRequest] | None) -> GrowthForecast | None:
+    def look(self, request: Callable[[], AdviceRequest] | None, epoch_seconds: float) -> GrowthForecast | None:
         """Return the newest forecast at the beginning of an epoch, and request another if it is due.
 
-        `request` returns the request; it is None if the job may not grow any more, or not now.
+        `request` returns the request; it is None if the job may not grow any more, or not now. `epoch_seconds` is how
+        long an epoch takes; 0 while that is not known.
         """
-        used = self._scheduler.used_seconds()
-        if self._epoch_began is not None:
-            self._epoch_seconds = used - self._epoch_began
-        self._epoch_began = used
+        used, self._epoch_seconds = self._scheduler.used_seconds(), epoch_seconds
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
             if self._answers:

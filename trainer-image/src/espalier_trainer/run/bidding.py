@@ -26,16 +26,16 @@ class Bidding:
         """`clock` returns wall seconds, by which the cost of bids is limited."""
         self._clock = clock
         self._due = float("-inf")
-        self._began: tuple[int, float] | None = None
-        """Epoch and used seconds at the last call."""
         self._newest: tuple[Bid, ...] = ()
 
-    def look(self, run: Run, trials: Trials) -> tuple[Bid, ...]:
-        """Return the newest bids of a run that tries its growths by `trials`; they are computed again if it is time."""
-        used, epoch, now = run.scheduler.used_seconds(), run.progress.epoch, self._clock()
-        before, self._began = self._began, (epoch, used)
-        if before is not None and now >= self._due and epoch > before[0]:
-            self._newest = self._bids(run, trials, (used - before[1]) / (epoch - before[0]))
+    def look(self, run: Run, trials: Trials, epoch_seconds: float) -> tuple[Bid, ...]:
+        """Return the newest bids of a run that tries its growths by `trials`; they are computed again if it is time.
+
+        `epoch_seconds` is how long an epoch takes; 0 while that is not known.
+        """
+        now = self._clock()
+        if epoch_seconds > 0 and now >= self._due:
+            self._newest = self._bids(run, trials, epoch_seconds)
             self._due = now + (self._clock() - now) / SHARE
         return self._newest
 

@@ -62,6 +62,10 @@ class Growth:
         self._trial: GrowthTrial | None = None
         self._forecasting = Forecasting(services.forecaster, services.scheduler, self._trials)
         self._bidding = Bidding(services.clock)
+        self._began: tuple[int, float] | None = None
+        """Number of the newest epoch, and used seconds at its beginning."""
+        self._epoch_seconds = 0.0
+        """Duration of the epoch before it; 0 while none is known."""
         self._lent: tuple[int, float] | None = None
         """Generation of the allocation whose extra workers growth waits for, and used seconds when waiting began."""
         self._awaited: tuple[int, bool] | None = None
@@ -145,13 +149,16 @@ class Growth:
     def look_ahead(self) -> None:
         """Report the expected gain of growing to the scheduler, unless a trial is measuring it."""
         run = self._run
+        before, self._began = self._began, (run.progress.epoch, run.scheduler.used_seconds())
+        if before is not None and self._began[0] > before[0]:
+            self._epoch_seconds = (self._began[1] - before[1]) / (self._began[0] - before[0])
         if self._trial is not None or run.job.spec.max_replicas <= run.scheduler.base_replicas():
             return
         question = None
         if self._adapter is not None and self._may_grow:
             question = partial(self._adapter.question, run.state.network, run.progress, run.allocation)
-        run.meter.growth = self._forecasting.look(question)
-        run.meter.bids = self._bidding.look(run, self._trials)
+        run.meter.growth = self._forecasting.look(question, self._epoch_seconds)
+        run.meter.bids = self._bidding.look(run, self._trials, self._epoch_seconds)
 
     def _asked(self, adapter: Adapter, network: Network) -> Advised:
         run = self._run
@@ -232,6 +239,7 @@ class Growth:
             loss=self._loss_of_base() if self._races_base(team) else None,
             moment=run.moment(),
             confirms=Insertion.UNFOLD not in run.job.spec.adaptation.insertions(run.job.spec.training.task),
+            epoch=self._epoch_seconds / max(run.scheduler.time_left(), self._epoch_seconds, 1e-9),
         )
         if self._trials is Trials.AUTO:
             # Once it has waited, it decides by the workers that are ready.
@@ -250,6 +258,10 @@ class Growth:
                 self._awaited = run.allocation.generation, False
                 late = "no extra worker is ready to try a growth; the request is repeated once one is"
                 run.journal.warn("TrialsNotPossible", f"{action} is advised, and {late}")
+                return None
+            elif not auto and action.grows:
+                late = f"an epoch takes {now.epoch:.0%} of the time left"
+                run.journal.warn("TrialsNotPossible", f"{action} is advised, and not tried: {late}")
                 return None
             return asked
         try:

@@ -189,6 +189,8 @@ class TrialConditions:
     """Position of the job in its budget."""
     confirms: bool = True
     """Whether a short trial shows anything of a growth: not if it takes time to unfold."""
+    epoch: float = 0.0
+    """Share of the remaining time that an epoch takes, at whose end results are read; 0 if that is not known."""
 
 
 def weighed(asked: Advised, now: TrialConditions, workers: int) -> Advised:
@@ -197,7 +199,14 @@ def weighed(asked: Advised, now: TrialConditions, workers: int) -> Advised:
     growths = rules.ranked(decision.action, asked.allowed, decision.probabilities, decision.gains)
     races_base, task = now.base == 1 and now.loss is not None, asked.scale.task
     found = rules.worth(
-        growths, decision.gains, task, workers, base=now.base, races_base=races_base, confirms=now.confirms
+        growths,
+        decision.gains,
+        task,
+        workers,
+        base=now.base,
+        races_base=races_base,
+        confirms=now.confirms,
+        epoch=now.epoch,
     )
     return replace(asked, worth=found)
 
@@ -213,10 +222,10 @@ def begun(
         wanted, workers = asked.worth.kind, workers[: asked.worth.workers]
     growths = rules.ranked(decision.action, asked.allowed, decision.probabilities, decision.gains)
     tried = rules.arms(wanted, growths, len(workers), base=1 if now.base == 1 and now.loss is not None else 0)
-    if not tried or left <= 0:
-        return None
     keep, name = rules.keeps_winner(wanted, tried), uuid.uuid4().hex
     mode = Trials.RACE if keep else Trials.CONFIRM
+    if not tried or left <= 0 or rules.read_at(mode, tried, now.epoch) >= rules.LATEST[mode]:
+        return None
     seconds = SHARES[mode] * left
     shares = rules.slices(mode, sum(action.grows for actions in tried for action in actions))
     orders = {

@@ -121,6 +121,15 @@ def keeps_winner(mode: Trials, tried: Sequence[Sequence[Action]]) -> bool:
     return mode is Trials.RACE and all(len(actions) == 1 for actions in tried)
 
 
+def read_at(mode: Trials, tried: Sequence[Sequence[Action]], epoch: float) -> float:
+    """Return when the results of a trial are read, as a share of the remaining time: at the end of an epoch.
+
+    `epoch` is the share that an epoch takes; 0 if that is not known.
+    """
+    share = SHARES[mode] * max(map(len, tried), default=0)
+    return math.ceil(share / epoch) * epoch if epoch > 0 else share
+
+
 def lent(mode: Trials, tried: Sequence[Sequence[Action]]) -> float:
     """Return the time of the workers on a trial, as a share of the remaining time of one worker."""
     growths = sum(action.grows for actions in tried for action in actions)
@@ -140,11 +149,12 @@ def worth(
     base: int = 1,
     races_base: bool = True,
     confirms: bool = True,
+    epoch: float = 0.0,
 ) -> TrialWorth | None:
     """Return the worth of the best trial by at most `workers` extra workers beside `base` others; None without any.
 
     `growths` is the result of `ranked`. `races_base`: whether the loss of a base of one worker is known. `confirms`:
-    whether a short trial shows anything; it does not of growths that take time to unfold.
+    whether a short trial shows anything; it does not of growths that take time to unfold. `epoch`: see `read_at`.
     """
     found = []
     most = min(workers, len(growths) + 1, MAX_ARMS)
@@ -152,7 +162,7 @@ def worth(
         tried = arms(mode, growths, count, base=base if races_base else 0)
         keep = keeps_winner(mode, tried)
         kind = Trials.RACE if keep else Trials.CONFIRM
-        if tried and (confirms or keep):
+        if tried and (confirms or keep) and read_at(kind, tried, epoch) < LATEST[kind]:
             beliefs = [Belief.of(gains.get(str(each)), task) for actions in tried for each in actions if each.grows]
             delay = 0.0 if keep else SHARES[kind] * max(map(len, tried))
             error = EVIDENCE[task][kind].deviation

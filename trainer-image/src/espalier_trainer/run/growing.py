@@ -201,7 +201,7 @@ class Growth:
             return True
         if len(run.team.extra_members) >= self._extra:
             self._lent = None
-            return loss_unknown and self._races_base(run.team)
+            return loss_unknown and self._races_base(run.team, len(run.team.extra_members))
         used, generation = run.scheduler.used_seconds(), run.allocation.generation
         if self._lent is None or self._lent[0] != generation:
             self._lent = generation, used
@@ -222,28 +222,28 @@ class Growth:
 
         Return None if a trial started or waits for workers; else the advice, with the worth of a trial for `Auto`.
         """
-        run = self._run
-        adapter, team, progress = self._adapter, run.team, run.progress
+        run, adapter, team = self._run, self._adapter, self._run.team
         if adapter is None or team is None or self._trials is Trials.OFF:
             return asked
         from espalier_trainer.trials.growth_trial import TrialConditions, begun, weighed
 
+        # `Auto` counts workers that are starting, too; once it has waited for them, those that are ready.
+        workers = self._extra if self._trials is Trials.AUTO and not self._tries_awaited else len(team.extra_members)
         now = TrialConditions(
             self._trials,
             team.extra_members,
             run.allocation.replicas,
             run.scheduler.wall_time_left(),
-            run.state.trial_rates(progress.metrics.get("learning_rate"), adapter.restarts(AdaptationResult.GROWN)),
+            run.state.trial_rates(run.progress.metrics.get("learning_rate"), adapter.restarts(AdaptationResult.GROWN)),
             adapter.growth_seed(run.state.network),
             base=_base_of(team),
-            loss=self._loss_of_base() if self._races_base(team) else None,
+            loss=self._loss_of_base() if self._races_base(team, workers) else None,
             moment=run.moment(),
             confirms=Insertion.UNFOLD not in run.job.spec.adaptation.insertions(run.job.spec.training.task),
             epoch=self._epoch_seconds / max(run.scheduler.time_left(), self._epoch_seconds, 1e-9),
         )
         if self._trials is Trials.AUTO:
-            # Once it has waited, it decides by the workers that are ready.
-            asked = weighed(asked, now, len(now.workers) if self._tries_awaited else self._extra)
+            asked = weighed(asked, now, workers)
             if asked.worth is not None and asked.worth.pays and asked.worth.workers > len(now.workers):
                 self._awaited = run.allocation.generation, asked.decision.action.grows and not asked.outside
                 return None
@@ -274,10 +274,10 @@ class Growth:
         run.journal.trials_started(trial.actions, len(trial.orders), trial.seconds)
         return None
 
-    def _races_base(self, team: Team) -> bool:
+    def _races_base(self, team: Team, workers: int) -> bool:
         from espalier_trainer.trials.rules import races_base
 
-        return races_base(self._trials, len(team.extra_members), _base_of(team))
+        return races_base(self._trials, workers, _base_of(team))
 
     def _loss_of_base(self) -> float | None:
         return self._run.progress.metrics.get("validation_loss") if self._base_loss is None else self._base_loss()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from espalier_trainer.net2net import (
     widening_groups,
 )
 from espalier_trainer.net2net.description import describe
-from espalier_trainer.net2net.modules import as_arguments, tensors_in
+from espalier_trainer.net2net.modules import as_arguments, copied, tensors_in
 from espalier_trainer.net2net.randomness import seed_everything
 
 
@@ -176,7 +175,7 @@ FOREIGN_MODELS["dataclass"] = (lambda: Returning(lambda scores, hidden: Found(sc
 
 def _outputs(model: nn.Module, example: ExampleInput, *, training: bool) -> list[Tensor]:
     args, kwargs = as_arguments(example)
-    result = copy.deepcopy(model).train(training)(*args, **kwargs)
+    result = copied(model).train(training)(*args, **kwargs)
     found = tensors_in(result)
     assert found, "nothing would be compared"
     return found

@@ -13,6 +13,7 @@ from espalier_agent.data import carried_tables, named_architecture, table_sets
 from espalier_agent.tables.tree import TableError, decision_tree, read_playable, table_digest
 from espalier_core.growth.deepen import deepened
 from espalier_core.types.outcomes import OutcomeTable
+from espalier_lab.growth.environment import OutcomeEnvironment
 
 Tables = dict[str, OutcomeTable]
 
@@ -119,3 +120,5 @@ def test_an_architecture_that_cannot_grow_is_refused(
     )
     with pytest.raises(TableError, match=f"table chain-middle: its architecture cannot grow at 'layer0' .*{reason}"):
         decision_tree(table.model_copy(update={"architecture": wrong}))
+    with pytest.raises(TableError, match=f"table chain-middle: its architecture cannot grow at 'layer0' .*{reason}"):
+        OutcomeEnvironment([make_table(lambda _: 0.5).model_copy(update={"architecture": wrong})])

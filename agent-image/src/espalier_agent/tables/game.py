@@ -1,27 +1,19 @@
-"""Outcome tables as arrays: tensors on which learners play many episodes at once, and observations for environments."""
+"""Outcome tables as tensors, on which learners play many episodes at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_agent.tables.tree import (
-    DecisionTree,
-    TableError,
-    Transitions,
-)
+from espalier_agent.tables.tree import DecisionTree, TableError, Transitions
 from espalier_core.growth import operation
 from espalier_core.types.advice import ActionColumns
 from espalier_core.types.outcomes import reward as paper_return
-
-Array = npt.NDArray[Any]
 
 
 class Returns(StrEnum):

@@ -9,12 +9,35 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from waiting import PATIENCE, until
 
-WITHOUT = ("torch", "kopf", "aiohttp", "kubernetes")
-"""The agent's image has no kopf, and importing torch would take seconds and memory."""
+
+def required(name: str, found: set[str]) -> set[str]:
+    """Add what a package needs, with what that needs, to those found."""
+    for each in map(Requirement, metadata.requires(name) or ()):
+        other = canonicalize_name(each.name)
+        if other not in found and (each.marker is None or each.marker.evaluate({"extra": ""})):
+            found.add(other)
+            required(other, found)
+    return found
+
+
+def missing(image: str) -> Iterator[str]:
+    """Yield the modules that are installed here, but not in an image."""
+    there = {f"espalier-{image}", "espalier-lab", "espalier-operator", *required(f"espalier-{image}", set())}
+    for module, packages in metadata.packages_distributions().items():
+        if there.isdisjoint(map(canonicalize_name, packages)):
+            yield module
+
+
+WITHOUT = ("torch", "aiohttp", "kubernetes", *missing("agent"))
+"""What the agent's image does not have; importing the first three would take seconds and memory."""
 _RUN = f"""
 import sys
 class Nothing:

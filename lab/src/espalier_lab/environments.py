@@ -20,10 +20,10 @@ _ENTRIES: Final = {
         "espalier_lab.growth.environment:OutcomeEnvironment",
         "espalier_lab.growth.environment:OutcomeVectorEnvironment",
     ),
-    "espalier/Placement-v0": ("espalier_lab.scheduling.placement:PlacementEnvironment", None),
+    "espalier/Placement-v0": ("espalier_lab.scheduling.placement.environment:PlacementEnvironment", None),
     "espalier/Allocation-v0": (
-        "espalier_lab.scheduling.allocation:AllocationEnvironment",
-        "espalier_lab.scheduling.allocation:SideBySide",
+        "espalier_lab.scheduling.allocation.environment:AllocationEnvironment",
+        "espalier_lab.scheduling.allocation.side_by_side:SideBySide",
     ),
     "espalier/Rewrites-v0": ("espalier_lab.rewriting.learned:RewritesEnvironment", None),
 }

@@ -1,13 +1,13 @@
-"""The old name of `espalier_lab.scheduling.placement`."""
+"""The old name of environments that `espalier_lab.environments` registers."""
 
 import warnings
 
-import espalier_lab.scheduling.placement as placement
+import espalier_lab.environments as environments
 
-__all__ = ["placement"]
+__all__ = ["environments"]
 
 warnings.warn(
-    "espalier_scheduling.placement is now espalier_lab.scheduling.placement; the old name goes with release 0.3",
+    "espalier_scheduling.placement is now espalier_lab.environments; the old name goes with release 0.3",
     DeprecationWarning,
     stacklevel=2,
 )

@@ -23,7 +23,7 @@ from espalier_lab.environments import FlatEnvironment
 from espalier_lab.illegal_actions import IllegalActionError
 from espalier_lab.rewriting.engine import OperatorCosts
 from espalier_lab.scheduling.allocation.forms import SlotForm
-from espalier_lab.scheduling.placement import Family
+from espalier_lab.scheduling.placement.tasks import Family
 
 IDS = sorted(name for name in gymnasium.registry if name.startswith("espalier/"))
 

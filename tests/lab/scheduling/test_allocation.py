@@ -19,11 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.interpolate import Rbf
 
-from espalier_lab.scheduling.allocation import AllocationEnvironment, IllegalActionError, SideBySide
+from espalier_lab.illegal_actions import IllegalActionError
+from espalier_lab.scheduling.allocation.environment import AllocationEnvironment
 from espalier_lab.scheduling.allocation.episodes import SlotEpisodes
 from espalier_lab.scheduling.allocation.forms import SlotForm, WorkerForm
 from espalier_lab.scheduling.allocation.judging import greedy
 from espalier_lab.scheduling.allocation.rules import RULES, act, drf, fixed, optimus, play
+from espalier_lab.scheduling.allocation.side_by_side import SideBySide
 from espalier_lab.scheduling.allocation.slots import Slots
 from espalier_lab.scheduling.allocation.source import AllocationSettings, interpolated, source
 from espalier_lab.scheduling.allocation.tables import OPTIONS
@@ -257,7 +259,7 @@ def test_the_return_is_the_time_that_jobs_were_there(form: Any) -> None:
 
 
 def test_the_vectorised_environment_plays_the_same_episodes() -> None:
-    gymnasium.make("espalier_lab.scheduling.allocation:espalier/Allocation-v0").close()
+    gymnasium.make("espalier_lab.environments:espalier/Allocation-v0").close()
     many = gymnasium.make_vec("espalier/Allocation-v0", num_envs=2, vectorization_mode="vector_entry_point", nodes=24)
     observation, info = many.reset(seed=5)
     assert many.observation_space.contains(observation)

@@ -11,13 +11,15 @@ from gymnasium.error import ResetNeeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_lab.scheduling.placement import Family, IllegalActionError, PlacementEnvironment, SeedSplit
+from espalier_lab.illegal_actions import IllegalActionError
 from espalier_lab.scheduling.placement.candidates import MOST, candidates, consolidate, emptiest, first_fit
 from espalier_lab.scheduling.placement.cluster import PendingGang, PlacementCluster
+from espalier_lab.scheduling.placement.environment import PlacementEnvironment
 from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
 from espalier_lab.scheduling.placement.performance import Truth, step_time
 from espalier_lab.scheduling.placement.placers import RULES, Oracle, PlacementRule, Random, run, seconds_added
-from espalier_lab.scheduling.placement.tasks import KINDS, episode, kinds
+from espalier_lab.scheduling.placement.tasks import KINDS, Family, episode, kinds
+from espalier_lab.scheduling.seed_split import SeedSplit
 
 SMALL = Family(jobs=20)
 

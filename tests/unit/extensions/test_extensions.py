@@ -36,8 +36,8 @@ def test_help_lists_it_and_a_command_that_is_there_stays() -> None:
 
 OLD = {
     "espalier_agent.environment:espalier/Outcomes-v0": "espalier_lab.growth.environment",
-    "espalier_scheduling.placement:espalier/Placement-v0": "espalier_lab.scheduling.placement",
-    "espalier_scheduling.allocation:espalier/Allocation-v0": "espalier_lab.scheduling.allocation",
+    "espalier_scheduling.placement:espalier/Placement-v0": "espalier_lab.environments",
+    "espalier_scheduling.allocation:espalier/Allocation-v0": "espalier_lab.environments",
     "espalier_rewriting:espalier/Rewrites-v0": "espalier_lab.rewriting.learned",
 }
 

@@ -104,6 +104,19 @@ def test_what_a_job_that_moves_is_to_have_is_not_given_to_another_meanwhile() ->
     assert {action.job for each in steps for action in each} == turned.keys(), "and not for a moment"
 
 
+def test_nobody_stops_for_a_job_whose_share_is_of_gpus_on_which_it_cannot_run() -> None:
+    """t3 is too small for j2. It took the place of j3 on t2, so each of the others stopped, and j3 twice."""
+    names = dict.fromkeys(keys(4), "a")
+    cluster = team(names, dict(zip(names, (1, 2, 2, 1), strict=True)))
+    full(cluster, names, by_type=False)
+    settled(cluster, Cycles(**{"ns/j3": "t2"}))
+    before = on(cluster)
+    cluster.pass_time(100.0)
+    asked = {"ns/j1": "t2", "ns/j2": "t3", "ns/j3": "t1"}
+    assert settled(cluster, Cycles(**asked))[0] == []
+    assert on(cluster) == before == {"ns/j0": "t0", "ns/j1": "t1", "ns/j3": "t2"}
+
+
 @settings(max_examples=sweeps.examples(40), deadline=None)
 @given(data=st.data())
 def test_no_quota_is_exceeded_at_any_moment_and_all_that_fits_is_done(data: st.DataObject) -> None:

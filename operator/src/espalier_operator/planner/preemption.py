@@ -49,7 +49,7 @@ class Preemptor:
         """
         gpus, workers = taker.terms.gpus_per_worker, taker.terms.min_replicas
         for node_pool in node_pools:
-            if (node_pool, gpus, workers) in self._failed_placements:
+            if not self._may_take(taker, node_pool.gpu_type) or (node_pool, gpus, workers) in self._failed_placements:
                 continue
             yielding = [each for each in self._candidates(taker) if self._helps(each, node_pool, kept)]
             count = self._fewest(taker, node_pool, yielding)
@@ -69,13 +69,20 @@ class Preemptor:
     def of_queue(self, taker: JobFacts, gpu_type: str, gpus: int) -> list[JobFacts] | None:
         """Return the jobs of the queue of `taker` that must yield `gpus` of the quota to it; None: too few can."""
         found: list[JobFacts] = []
-        for holder in self._candidates(taker):
+        for holder in self._candidates(taker) if self._may_take(taker, gpu_type) else ():
             if gpus <= 0:
                 break
             if holder.terms.queue == taker.terms.queue and holder.gpu_type == gpu_type:
                 found.append(holder)
                 gpus -= holder.claim.gpus
         return found if gpus <= 0 else None
+
+    def _may_take(self, taker: JobFacts, gpu_type: str) -> bool:
+        """Return whether others may stop for `taker` there: not where its share names GPUs on which it cannot run.
+
+        It runs on others that are free. Jobs that stopped for it would come back in the next cycle.
+        """
+        return self._order.gpu_type(taker) in (None, gpu_type)
 
     def _candidates(self, taker: JobFacts) -> list[JobFacts]:
         """Return the jobs that may yield to `taker`: jobs without GPUs in the decision by loss, then the last first."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from espalier_agent.learners.expected import ExpectedConfig, learn, objective
-from espalier_agent.learners.learning import LearningError, start_learning
+from espalier_agent.learners.learning import LearningError, Lesson, start_learning
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.game import Games
 from espalier_core.types.outcomes import OutcomeTable
@@ -35,9 +35,7 @@ def assert_alike(one: Policy, other: Policy) -> None:
 
 def test_gradients_are_those_of_each_run_alone(tables: dict[str, OutcomeTable]) -> None:
     chosen = [tables["cnn1-early"], tables["cnn2-late"]]
-    starts = [
-        start_learning(chosen, encoder="graph", seed=seed, parent=None, returns=SHORT.returns) for seed in range(4)
-    ]
+    starts = [start_learning(Lesson(chosen, SHORT, "graph", seed)) for seed in range(4)]
     games = Games(starts[0].games, starts[0].network, starts[0].vocabulary)
     names = [name for name, _ in starts[0].network.named_parameters()]
     alone = [dict(start.network.named_parameters()) for start in starts]

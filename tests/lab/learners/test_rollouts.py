@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from espalier_agent.learners.learning import LearningError, Start, start_learning
-from espalier_agent.tables.game import Games, Returns
+from espalier_agent.learners.learning import LearningError, Lesson, Start, start_learning
+from espalier_agent.learners.reinforce import PAPER
+from espalier_agent.tables.game import Games
 from espalier_agent.tables.tree import Reward
 from espalier_core.types.outcomes import OutcomeTable
 from espalier_lab.learners.rollouts import Rollouts
@@ -21,7 +22,7 @@ def start(request: pytest.FixtureRequest, make_table: Callable[..., OutcomeTable
         make_table(lambda actions: (3 * sum(actions) + len(actions)) % 7 / 10, points=points, decisions=decisions)
         for points, decisions in ((1, 2), (3, 1), (2, 3))
     ]
-    return start_learning(tables, encoder=request.param, seed=1, parent=None, returns=Returns.PAPER)
+    return start_learning(Lesson(tables, PAPER, request.param, seed=1))
 
 
 def on(start: Start) -> Rollouts:

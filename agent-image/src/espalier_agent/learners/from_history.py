@@ -32,7 +32,7 @@ from espalier_agent.learners.learning import (
     Learner,
     LearningError,
     LearningProgress,
-    ProgressCallback,
+    Lesson,
     ascend,
     finish_learning,
     one_thread,
@@ -45,7 +45,6 @@ from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.game import Games
 from espalier_core.estimates.gains import SPREAD
-from espalier_core.types.outcomes import OutcomeTable
 from espalier_core.types.task import Task
 
 
@@ -106,20 +105,12 @@ class HistoryLearner(Learner):
         # super() without arguments fails in a class with slots: the decorator creates the class a second time.
         return HistoryConfig(**Learner.recipe(self, name).model_dump())
 
-    def _learn(
-        self,
-        tables: Sequence[OutcomeTable],
-        config: HistoryConfig,
-        encoder: str,
-        seed: int,
-        name: str,
-        parent: Policy | None,
-        progress: ProgressCallback,
-    ) -> Policy:
-        _check_split(config, parent)
+    def _learn(self, lesson: Lesson) -> Policy:
+        config: HistoryConfig = lesson.config
+        _check_split(config, lesson.parent)
         found = remembered(self.history, config, self.files, comparable)
         learnt, tried = found.episodes, found.tried
-        if not learnt and not tried and not tables:
+        if not learnt and not tried and not lesson.tables:
             raise LearningError(
                 f"the history has no episode to learn from: {_left_out(self.history, found.held_out)}; "
                 "serve with --explore SHARE and let jobs end, or give outcome tables too"
@@ -127,9 +118,7 @@ class HistoryLearner(Learner):
         made = [decision for episode in learnt for decision in episode.decisions]
         made += [one.decision for one in tried]
         models = {id(decision.architecture): decision.architecture for decision in made}.values()
-        start = start_learning(
-            tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns, architectures=tuple(models)
-        )
+        start = start_learning(lesson, tuple(models))
         network = start.network
         games = Games(start.games, network, start.vocabulary) if start.games else None
         log = Log(learnt, standardised(learnt), config.unit)
@@ -157,16 +146,8 @@ class HistoryLearner(Learner):
                     wanted = wanted + config.history_weight * trials.value(network)
                 ascend(optimizer, wanted)
                 done = (update + 1) * each
-                progress(LearningProgress(done, config.updates * each, -wanted.item(), accuracies.mean().item()))
-        return finish_learning(
-            start,
-            learner=self.name,
-            config=config,
-            name=name,
-            parent=parent,
-            episodes=config.updates * each,
-            history=found.lineage,
-        )
+                lesson.progress(LearningProgress(done, config.updates * each, -wanted.item(), accuracies.mean().item()))
+        return finish_learning(start, self.name, lesson, config.updates * each, history=found.lineage)
 
 
 def _check_split(config: HistoryConfig, parent: Policy | None) -> None:

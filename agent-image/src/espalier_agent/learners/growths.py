@@ -23,6 +23,7 @@ from espalier_agent.history.episodes import Episode, Gathered, Tried
 from espalier_agent.learners.learning import (
     Learner,
     LearningError,
+    Lesson,
     ProgressCallback,
     Start,
     finish_learning,
@@ -40,7 +41,7 @@ from espalier_core.growth import operation_names
 from espalier_core.growth.architecture import Architecture
 from espalier_core.growth.deepen import DEEPEN
 from espalier_core.types.advice import Action
-from espalier_core.types.outcomes import CaseRecord, GrowthCorpus, MomentRecord, OutcomeTable
+from espalier_core.types.outcomes import CaseRecord, GrowthCorpus, MomentRecord
 from espalier_core.types.task import Task, score_of
 
 Floats = npt.NDArray[np.float32]
@@ -128,17 +129,9 @@ class GrowthsLearner(Learner):
         """Return a learner that also learns from these corpora."""
         return replace(self, corpora=tuple(corpora))
 
-    def _learn(
-        self,
-        tables: Sequence[OutcomeTable],
-        config: Any,
-        encoder: str,
-        seed: int,
-        name: str,
-        parent: Policy | None,
-        progress: ProgressCallback,
-    ) -> Policy:
-        if encoder != self.encoder:
+    def _learn(self, lesson: Lesson) -> Policy:
+        config, tables = lesson.config, lesson.tables
+        if lesson.encoder != self.encoder:
             raise LearningError(f"learner {self.name} has the encoder {self.encoder} alone; leave --encoder out")
         if tables and isinstance(config, OfTask):
             raise LearningError(f"outcome tables are of classifications, not of {config.task}; add --without-tables")
@@ -156,19 +149,11 @@ class GrowthsLearner(Learner):
             *(state.architecture for tree in trees for state in tree.states[:1]),
         ]
         operations = {row.action.kind for row in found} - {DEEPEN.name}
-        network = _network(self.encoder, architectures, operations, task, seed)
-        self.fit(network, found, config, seed, progress)
-        start = Start(tuple(tables), seed, network, Vocabulary.build(architectures, DEFAULT_EMBEDDING_SEED), games=[])
-        return finish_learning(
-            start,
-            learner=self.name,
-            config=config,
-            name=name,
-            parent=None,
-            episodes=len(found),
-            history=lineage,
-            domain=_domain(task, cases),
-        )
+        network = _network(self.encoder, architectures, operations, task, lesson.seed)
+        self.fit(network, found, config, lesson.seed, lesson.progress)
+        vocabulary = Vocabulary.build(architectures, DEFAULT_EMBEDDING_SEED)
+        start = Start(tuple(tables), lesson.seed, network, vocabulary, games=[])
+        return finish_learning(start, self.name, lesson, len(found), history=lineage, domain=_domain(task, cases))
 
     def _remembered(self, config: Any) -> tuple[list[Measured], LearntHistory | None]:
         """Return the samples of the history without the held-out part, and its entry in the lineage."""

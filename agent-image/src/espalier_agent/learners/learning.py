@@ -27,9 +27,8 @@ from espalier_agent.policies.policy import (
     make_policy,
 )
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_agent.tables.game import Game, Returns
+from espalier_agent.tables.game import Game
 from espalier_agent.tables.tree import DecisionTree, decision_tree, table_digest
-from espalier_core.base import Record
 from espalier_core.growth import operation
 from espalier_core.growth.architecture import Architecture
 from espalier_core.registry import Registry
@@ -71,6 +70,22 @@ class Start:
     def generator(self) -> torch.Generator:
         """Return a generator with the seed: all random choices of a learner come from one generator."""
         return torch.Generator().manual_seed(self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What to learn a policy from, and how."""
+
+    tables: Sequence[OutcomeTable]
+    config: Any
+    """A recipe of the learner, perhaps changed."""
+    encoder: str
+    seed: int = 0
+    name: str = ""
+    """Of the policy."""
+    parent: Policy | None = None
+    """The policy to continue from."""
+    progress: ProgressCallback = lambda progress: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +133,14 @@ class Learner:
         """
         config, encoder = self.recipe() if config is None else config, encoder or self.encoder
         self.check(encoder, parent)
-        return self._learn(tables, config, encoder, seed, name or self.name, parent, progress)
+        return self._learn(Lesson(tables, config, encoder, seed, name or self.name, parent, progress))
 
-    def _learn(
-        self,
-        tables: Sequence[OutcomeTable],
-        config: Any,
-        encoder: str,
-        seed: int,
-        name: str,
-        parent: Policy | None,
-        progress: ProgressCallback,
-    ) -> Policy:
-        start = start_learning(tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns)
+    def _learn(self, lesson: Lesson) -> Policy:
+        start = start_learning(lesson)
         with one_thread():
             start.network.train()
-            episodes = self.train(start, config, progress)
-        return finish_learning(start, learner=self.name, config=config, name=name, parent=parent, episodes=episodes)
+            episodes = self.train(start, lesson.config, lesson.progress)
+        return finish_learning(start, self.name, lesson, episodes)
 
     def check(self, encoder: str, parent: Policy | None) -> None:
         """Raise `LearningError` if this learner cannot use the encoder, or cannot continue from a policy."""
@@ -171,31 +177,24 @@ def ascend(optimizer: torch.optim.Optimizer, wanted: Tensor) -> None:
 NOT_FINITE: Final = "the network's outputs are no longer finite; lower the learning rate"
 
 
-def start_learning(
-    tables: Sequence[OutcomeTable],
-    *,
-    encoder: str,
-    seed: int,
-    parent: Policy | None,
-    returns: Returns,
-    architectures: Sequence[Architecture] = (),
-) -> Start:
+def start_learning(lesson: Lesson, architectures: Sequence[Architecture] = ()) -> Start:
     """Unfold the tables, and take a fresh network of this seed, or a copy of the parent's.
 
     `architectures` belong to other states to learn from. Raise `TableError` for a table that cannot be played; raise
     `LearningError` if there is nothing to learn from, or if the network of the encoder or parent cannot decide about as
     many growth points, or about an operation of a table.
     """
-    if not tables and not architectures:
+    if not lesson.tables and not architectures:
         raise LearningError("there is no outcome table to learn from")
-    trees = [decision_tree(table) for table in tables]
+    encoder, parent = lesson.encoder, lesson.parent
+    trees = [decision_tree(table) for table in lesson.tables]
     starts = [tree.states[0].architecture for tree in trees]
     points = max(len(each.growth_points) for each in (*starts, *architectures))
     if parent is None:
         counts = ActionColumns.over((*starts, *architectures)).counts if ENCODERS.load(encoder).any_operation else {}
         config = NetworkConfig.scoring(encoder, max(points, 1), [name for name, count in counts.items() if count])
         _check_outputs(trees, f"encoder {encoder}", config)
-        network = PolicyNetwork.seeded(config, seed)
+        network = PolicyNetwork.seeded(config, lesson.seed)
         vocabulary = Vocabulary.build((), DEFAULT_EMBEDDING_SEED)
     else:
         head = parent.network.config.growth_points
@@ -210,9 +209,8 @@ def start_learning(
         vocabulary = parent.vocabulary
     of_tables = (state.architecture for tree in trees for state in tree.states)
     vocabulary = vocabulary.extended(itertools.chain(of_tables, architectures))
-    return Start(
-        tuple(tables), seed, network, vocabulary, [Game(tree, vocabulary, network.config, returns) for tree in trees]
-    )
+    games = [Game(tree, vocabulary, network.config, lesson.config.returns) for tree in trees]
+    return Start(tuple(lesson.tables), lesson.seed, network, vocabulary, games)
 
 
 def _check_outputs(trees: Sequence[DecisionTree], who: str, config: NetworkConfig) -> None:
@@ -228,23 +226,21 @@ def _check_outputs(trees: Sequence[DecisionTree], who: str, config: NetworkConfi
 
 def finish_learning(
     start: Start,
-    *,
     learner: str,
-    config: Record,
-    name: str,
-    parent: Policy | None,
+    lesson: Lesson,
     episodes: int,
+    *,
     history: LearntHistory | None = None,
     domain: Domain | None = None,
 ) -> Policy:
     """Freeze the result into a policy that records its origin, and the data that its parent has learnt from."""
-    learnt = {table_digest(table): table.name for table in start.tables}
+    learnt, parent = {table_digest(table): table.name for table in start.tables}, lesson.parent
     if parent is not None:
         learnt |= {table.sha256: table.name for table in parent.lineage.tables}
         history = history or parent.lineage.history
     lineage = Lineage(
         learner=learner,
-        config=config.model_dump(mode="json"),
+        config=lesson.config.model_dump(mode="json"),
         seed=start.seed,
         episodes=episodes,
         tables=tuple(LearntTable(name=name, sha256=sha256) for sha256, name in learnt.items()),
@@ -252,7 +248,7 @@ def finish_learning(
         history=history,
         domain=domain,
     )
-    return make_policy(name, start.network, start.vocabulary, lineage)
+    return make_policy(lesson.name, start.network, start.vocabulary, lineage)
 
 
 @contextmanager

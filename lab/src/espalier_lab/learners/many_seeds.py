@@ -27,6 +27,7 @@ from torch.func import functional_call, vmap
 from espalier_agent.learners.expected import FIT, LEARNER, ExpectedConfig, objective, optimizer_of, schedule
 from espalier_agent.learners.learning import (
     LearningError,
+    Lesson,
     Start,
     ascend,
     finish_learning,
@@ -64,7 +65,8 @@ def learn_many(
         raise LearningError("there is no run to learn; give at least one seed")
     for run in runs:
         _check_alike(run, runs[0])
-    start = start_learning(runs[0].tables, encoder=encoder, seed=runs[0].seed, parent=None, returns=config.returns)
+    lesson = Lesson(runs[0].tables, config, encoder, runs[0].seed, name)
+    start = start_learning(lesson)
     games = Games(start.games, start.network, start.vocabulary)
     returns = torch.stack([_returns(run, config) for run in runs])
     networks = [dict(PolicyNetwork.seeded(start.network.config, run.seed).named_parameters()) for run in runs]
@@ -80,7 +82,7 @@ def learn_many(
             shifts = torch.stack([time_shifts(config.time_jitter, len(games.games), each) for each in generators])
             ascend(optimizer, wanted_of(weights, returns, shifts, entropy))
     return tuple(
-        _finished(run, start, {key: value[place] for key, value in weights.items()}, config, name)
+        _finished(run, start, {key: value[place] for key, value in weights.items()}, lesson)
         for place, run in enumerate(runs)
     )
 
@@ -133,18 +135,8 @@ def _seen(table: OutcomeTable) -> tuple[object, ...]:
     return table.model, table.architecture, table.actions, table.time_budget_s, times
 
 
-def _finished(run: SeededRun, start: Start, weights: Mapping[str, Tensor], config: ExpectedConfig, name: str) -> Policy:
-    return finish_learning(
-        Start(
-            run.tables,
-            run.seed,
-            PolicyNetwork.with_weights(start.network.config, weights),
-            start.vocabulary,
-            start.games,
-        ),
-        learner=LEARNER.name,
-        config=config,
-        name=name,
-        parent=None,
-        episodes=config.updates * sum(len(game.returns) for game in start.games),
-    )
+def _finished(run: SeededRun, start: Start, weights: Mapping[str, Tensor], lesson: Lesson) -> Policy:
+    network = PolicyNetwork.with_weights(start.network.config, weights)
+    own = Start(run.tables, run.seed, network, start.vocabulary, start.games)
+    episodes = lesson.config.updates * sum(len(game.returns) for game in start.games)
+    return finish_learning(own, LEARNER.name, lesson, episodes)

@@ -100,8 +100,9 @@ def validate(files: tuple[Path, ...], deep: bool, time_limit: float, as_json: bo
         except JobFileError as error:
             found = list(error.problems)
         else:
-            click.echo(f"{path}: {', '.join(names)}: valid", err=True)
             found = _tried(path, time_limit) if deep else []
+            if not found:
+                click.echo(f"{path}: {', '.join(names)}: valid", err=True)
         problems += found
         for problem in [] if as_json else found:
             click.echo(str(problem))

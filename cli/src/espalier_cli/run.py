@@ -169,6 +169,7 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
         message=outcome.message,
         used_seconds=outcome.used_seconds,
         gpu_seconds_used=outcome.gpu_seconds_used,
+        report=outcome.report,
         log=str(folder / files.TRAINER_LOG),
         command=shlex.join(_command()),
     )

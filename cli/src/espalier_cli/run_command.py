@@ -232,6 +232,7 @@ def why_not_grown(result: RunResult, job: AdaptiveTrainingJob) -> str:
         spec.program is not None
         or spec.adaptation.mode is AdaptationMode.OFF
         or result.depth_after == 0  # it never trained
+        or result.phase == "Failed"
         or any(each.result is AdaptationResult.GROWN for each in asked)
     ):
         return ""
@@ -239,11 +240,15 @@ def why_not_grown(result: RunResult, job: AdaptiveTrainingJob) -> str:
         return f"it did not grow: {result.cannot_grow}"
     if spec.adaptation.mode is AdaptationMode.DRY_RUN:
         return "it did not grow: adaptation.mode is DryRun, which only records the advice; set it to Auto"
+    if spec.max_replicas <= spec.min_replicas:
+        return f"it did not grow: it can be lent no extra GPU (maxReplicas {spec.max_replicas}); raise maxReplicas"
     if all(each.allocation.replicas <= spec.min_replicas for each in result.allocations):
         return (
             f"it did not grow: no extra GPU was lent to it (minReplicas {spec.min_replicas}, maxReplicas "
             f"{spec.max_replicas}); it needs a free GPU, such as by --arrive 30%:1"
         )
+    if not asked and result.not_tried:
+        return f"it did not grow: {result.not_tried}"
     if not asked:
         return "it did not grow: it ended before the agent answered"
     last = asked[-1]

@@ -199,7 +199,7 @@ def test_the_agent_learns_how_a_job_ended_that_it_advised(
     report = read_document(tmp_path / "report.json", Report)
     assert report.phase == "Completed"
     events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    refused = [event for event in events if event.type == "Warned" and event.reason == "OutcomeNotReported"]
+    refused = [event for event in events if event.type == "Warned" and event.reason == "FigureLeftOut"]
     assert bool(refused) == (figures.get("test_accuracy", 0) > 1)
 
 

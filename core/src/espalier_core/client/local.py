@@ -22,7 +22,16 @@ from pydantic import ValidationError
 from espalier_core.base import nearest
 from espalier_core.client.jobs import JobClient, JobHandle, read_job
 from espalier_core.console import error_in
-from espalier_core.files.documents import HISTORY_FILE, JOB_FILE, RESULT_FILE, TRAINER_LOG, DocumentError, grown_lines
+from espalier_core.files.documents import (
+    HISTORY_FILE,
+    JOB_FILE,
+    REPORT_FILE,
+    RESULT_FILE,
+    TRAINER_LOG,
+    DocumentError,
+    grown_lines,
+    read_document,
+)
 from espalier_core.files.locks import holder, runs
 from espalier_core.k8s.errors import ClientError, NotFoundError
 from espalier_core.k8s.jobs import Event
@@ -30,6 +39,7 @@ from espalier_core.types.event_lines import told
 from espalier_core.types.events import EVENT, Warned
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE
+from espalier_core.types.report import Report
 from espalier_core.types.result import RunResult, read_history, read_result, so_far
 
 SUBMISSION_FILE, _SUBMITTED_JOB, _RUN_LOG = "submission.json", "submitted.json", "run.log"
@@ -109,9 +119,10 @@ class LocalHandle(JobHandle):
             if not running and (self.folder / RESULT_FILE).is_file():
                 return read_result(self.folder / RESULT_FILE)
             events = read_history(self.folder / HISTORY_FILE) if (self.folder / HISTORY_FILE).is_file() else ()
+            report = read_document(self.folder / REPORT_FILE, Report) if (self.folder / REPORT_FILE).is_file() else None
         except DocumentError as error:
             raise ClientError(str(error)) from error
-        return so_far(job, events, runs=running, log=str(self.folder / TRAINER_LOG))
+        return so_far(job, events, report, runs=running, log=str(self.folder / TRAINER_LOG))
 
     def wait(self, timeout: float | None = None) -> RunResult:
         self._until_ended(timeout)

@@ -24,6 +24,7 @@ JOB_FILE: Final = "job.yaml"
 CHECKPOINT_FOLDER: Final = "checkpoints"
 RESULT_FILE: Final = "result.json"
 HISTORY_FILE: Final = "history.jsonl"
+REPORT_FILE: Final = "report.json"
 TRAINER_LOG: Final = "trainer.log"
 VERSION: Final = 1
 """The version of all documents that this Espalier writes. Raise it if older readers would misread newer documents."""

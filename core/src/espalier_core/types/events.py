@@ -17,6 +17,8 @@ from espalier_core.types.task import Score, accuracy_score
 
 NOT_GROWABLE: Final = "NotGrowable"
 """Reason of the warning that the model cannot grow."""
+NOT_TRIED: Final = ("TrialsNotPossible", "TrialAbandoned")
+"""Reasons of the warnings that a growth is not tried first, and that its trial was given up."""
 
 
 class Event(Record):

@@ -95,7 +95,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.AT_MAX_REPLICAS: "it has all the workers that maxReplicas allows",
     Reason.NO_REPORT: "its workers sent no report: the image does not use the trainer library, or is still starting",
     Reason.LOGS_FORBIDDEN: "the operator may not read the logs of pods, so the progress of the program is not known",
-    Reason.ADAPTATION_OFF: "its adaptation.mode is Off and it has no training.elasticBatch: extra GPUs would be idle",
+    Reason.ADAPTATION_OFF: "its mode or model does not let it grow, and without elasticBatch extra GPUs would be idle",
     Reason.RECLAIM_PENDING: "it is giving GPUs back",
     Reason.GPUS_GRANTED: "its base GPUs were granted",
     Reason.EXTRA_GPUS_GRANTED: "spare GPUs were lent to it",

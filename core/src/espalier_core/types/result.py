@@ -13,6 +13,7 @@ from espalier_core.types.allocation import Allocation
 from espalier_core.types.events import (
     EVENT,
     NOT_GROWABLE,
+    NOT_TRIED,
     AdaptationFinished,
     AllocationAcknowledged,
     AllocationChanged,
@@ -25,7 +26,7 @@ from espalier_core.types.events import (
     Warned,
 )
 from espalier_core.types.job import AdaptiveTrainingJob
-from espalier_core.types.report import Adaptation, Metric
+from espalier_core.types.report import Adaptation, Metric, Report
 from espalier_core.types.status import JobPhase
 from espalier_core.types.task import Score, accuracy_score
 
@@ -81,6 +82,8 @@ class RunResult(Record):
     """The last figures that were read from a program."""
     cannot_grow: str = ""
     """The reason why the model could not grow; empty if it could, or if the job did not ask for it."""
+    not_tried: str = ""
+    """Why the last growth that was to be tried first was not, or its trial was given up; empty if none was to be."""
     max_step_gap_seconds: float = Field(default=0.0, ge=0)
     """The longest time between two optimizer steps, growth and evaluation included, wall time."""
 
@@ -128,15 +131,22 @@ def summarize(
     command: str = "",
     used_seconds: float,
     gpu_seconds_used: float,
+    report: Report | None = None,
 ) -> RunResult:
-    """Return the result of `events` (the events of one job, in order)."""
+    """Return the result of `events` (the events of one job, in order), and of the leader's last report.
+
+    The report knows how far a run came that was killed, and which growths a restart from a checkpoint has lost.
+    """
     started = [event for event in events if isinstance(event, TrainerStarted)]
     finished = [event for event in events if isinstance(event, TrainerFinished)]
     epochs = [event for event in events if isinstance(event, EpochFinished)]
     warned = [event for event in events if isinstance(event, Warned)]
     first, last = (started[0] if started else None), (finished[-1] if finished else None)
     gaps = [event.max_step_gap_seconds for event in epochs] + [event.max_step_gap_seconds for event in finished]
-    latest = last or (epochs[-1] if epochs else first)
+    reports = [report] if report is not None and report.step else []  # one of a script that failed early counts nothing
+    known: list[TrainerFinished | Report | EpochFinished | TrainerStarted]
+    known = [*finished[-1:], *reports, *epochs[-1:], *started[-1:]]
+    latest = max(known, key=lambda each: each.used_seconds, default=None)
     read = next((event for event in reversed(events) if isinstance(event, ProgressRead)), None)
     counted = latest or read
     return RunResult(
@@ -163,15 +173,21 @@ def summarize(
         parameters_before=first.parameters if first else 0,
         parameters_after=latest.parameters if latest else 0,
         allocations=_allocations(events),
-        adaptations=_adaptations(events),
+        adaptations=_adaptations(events, reports),
         done=read.done if read else None,
         metrics=read.metrics if read else (),
-        cannot_grow=next((event.message for event in reversed(warned) if event.reason == NOT_GROWABLE), ""),
+        cannot_grow=next(
+            (event.message for event in reversed(warned) if event.reason == NOT_GROWABLE),
+            reports[0].cannot_grow if reports else "",
+        ),
+        not_tried=next((event.message for event in reversed(warned) if event.reason in NOT_TRIED), ""),
         max_step_gap_seconds=max(gaps, default=0.0),
     )
 
 
-def so_far(job: AdaptiveTrainingJob, events: Sequence[AnyEvent], *, runs: bool, log: str) -> RunResult:
+def so_far(
+    job: AdaptiveTrainingJob, events: Sequence[AnyEvent], report: Report | None, *, runs: bool, log: str
+) -> RunResult:
     """Return the result of a run that has not written one: it still `runs`, or was killed.
 
     Its GPU-seconds are not known before it has ended.
@@ -189,6 +205,7 @@ def so_far(job: AdaptiveTrainingJob, events: Sequence[AnyEvent], *, runs: bool, 
         log=log,
         used_seconds=max((event.used_seconds for event in events), default=0.0),
         gpu_seconds_used=0.0,
+        report=report,
     )
 
 
@@ -202,15 +219,16 @@ def dataset_of(job: AdaptiveTrainingJob) -> str:
     return f"{dataset.name or dataset.entrypoint}{f' ({options})' if options else ''}"
 
 
-def _adaptations(events: Sequence[AnyEvent]) -> tuple[Adaptation, ...]:
+def _adaptations(events: Sequence[AnyEvent], reports: Sequence[Report]) -> tuple[Adaptation, ...]:
     """Return the adaptations; the score after each comes from the next evaluation, an epoch later."""
+    lasting = {each.decision_id for report in reports for each in report.adaptations}
     adaptations: list[Adaptation] = []
     for event in events:
         if isinstance(event, AdaptationFinished):
             adaptations.append(event.adaptation)
         elif isinstance(event, EpochFinished) and adaptations and adaptations[-1].after is None:
             adaptations[-1] = adaptations[-1].followed_by(event.score)
-    return tuple(adaptations)
+    return tuple(each for each in adaptations if not reports or each.decision_id in lasting)
 
 
 def _allocations(events: Iterable[AnyEvent]) -> tuple[AllocationRecord, ...]:

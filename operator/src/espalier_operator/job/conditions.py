@@ -167,7 +167,9 @@ def _judge(kind: ConditionType, job: JobFacts, outcome: Ended | None, observed: 
         case ConditionType.EXTRA_GPUS_GRANTED:
             if job.extra:
                 return ended or (True, *_use_of_extra(number_of(job.extra, "extra worker"), observed))
-            return ended or (False, observed.refusal or Reason.NO_FREE_GPU, "")
+            refusal, report = observed.refusal or Reason.NO_FREE_GPU, observed.report
+            idle = report.cannot_grow[:MAX_TEXT] if report and refusal is Reason.ADAPTATION_OFF else ""
+            return ended or (False, refusal, f"{SENTENCES[refusal]}; {idle}" if idle else "")
         case ConditionType.RECLAIM_PENDING:
             if job.reclaim is None:
                 return ended or (False, Reason.RECLAIM_ACKNOWLEDGED, "there is nothing to give back")

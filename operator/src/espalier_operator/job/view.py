@@ -8,7 +8,7 @@ Times in the status are RFC 3339 with microseconds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Final, TypeVar, get_args
@@ -100,10 +100,13 @@ def facts_of(
         "counted_until": now if training else None,
         "last_failure": state.last_failure if trouble is None else trouble.message or SENTENCES[trouble.reason],
     }
+    needed = state.needed(terms)
+    if seen.report is not None and seen.report.cannot_grow:
+        needed = replace(needed, adapts=False)
     return JobFacts(
         **recorded,
         key=key,
-        terms=state.needed(terms),
+        terms=needed,
         submitted_at=state.submitted_at or 0.0,
         generation=generation,
         acknowledged_generation=_acknowledged(seen, generation),

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from espalier_core.files.documents import CHECKPOINT_FOLDER as CHECKPOINT_FOLDER
 from espalier_core.files.documents import HISTORY_FILE as HISTORY_FILE
 from espalier_core.files.documents import JOB_FILE as JOB_FILE
+from espalier_core.files.documents import REPORT_FILE as REPORT_FILE
 from espalier_core.files.documents import RESULT_FILE as RESULT_FILE
 from espalier_core.files.documents import TRAINER_LOG as TRAINER_LOG
 from espalier_core.files.documents import DocumentError, append_line, read_document, write_document
@@ -35,7 +36,6 @@ from espalier_core.types.status import JobPhase
 logger = logging.getLogger(__name__)
 
 ALLOCATION_FILE: Final = "allocation.json"
-REPORT_FILE: Final = "report.json"
 EVENTS_FILE: Final = "events.jsonl"
 STATE_FILE: Final = "state.json"
 RENDEZVOUS_FILE: Final = "rendezvous"

@@ -100,17 +100,16 @@ class LocalJob:
         """Write the job into its folder, and resume from what an earlier run left there."""
         text = source if source is not None else json.dumps(self.job.to_json(), indent=2) + "\n"
         write_text_atomically(self.directory / JOB_FILE, text)
+        goes_on = "it continues from its checkpoint"
         if kept is not None and begins_again(kept, self.directory):
-            kept = begun_again(kept)
+            kept, goes_on = begun_again(kept), "it left no checkpoint, and starts from the beginning"
             (self.directory / REPORT_FILE).unlink(missing_ok=True)  # a leader would go on from its used time
         self.leader_files.resume()
         if kept is None:
             return
         ended = kept.state.outcome
         if ended is not None and ended.failed:
-            self.journal.warn(
-                "TakenUpAgain", f"it had failed ({ended.reason}: {ended.message}); it continues from its checkpoint"
-            )
+            self.journal.warn("TakenUpAgain", f"it had failed ({ended.reason}: {ended.message}); {goes_on}")
         self.state = resumed(kept.state, self.terms, self.leader_files.report)
         self.leader_files.allocation = Allocation(generation=self.state.grant.generation)
         outcome = self.state.outcome

@@ -60,7 +60,7 @@ class JobTerms:
     cooldown_seconds: float = 60.0
     min_runtime_seconds: float = 60.0
     adapts: bool = True
-    """False for adaptation mode Off."""
+    """False for adaptation mode Off, and where its trainer has reported that its model cannot grow."""
     program: bool = False
     """Whether its workers do not use the library: they report nothing, stop by SIGTERM, and end by exit code."""
     trains_together: bool = False

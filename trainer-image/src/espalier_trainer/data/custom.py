@@ -25,8 +25,11 @@ def load(spec: DatasetSpec, task: Task = Task.CLASSIFICATION) -> Data:
     Each split is a pair (inputs, targets) of tensors or arrays, a `TensorDataset` of two, a map-style data set whose
     items are (input, target), or an `IterableDataset` of these, which is read once, into memory. For a classification,
     targets are labels; for a regression numbers [N] or [N, K]; for a language model inputs are tokens [N, T] and
-    targets the tokens that follow each. The number of classes (or tokens) is the function's `classes` attribute where
-    it has one, otherwise one more than the largest label (or token) of the in-memory splits; for numbers it is K.
+    targets the tokens that follow each. In memory, inputs of 8 bits that are not tokens are pixels, divided by 255;
+    other integers stay, truths become 0.0 and 1.0, and NumPy's 64-bit floats, its default, 32-bit ones.
+
+    The number of classes (or tokens) is the function's `classes` attribute where it has one, otherwise one more than
+    the largest label (or token) of the in-memory splits; for numbers it is K.
     """
     path = spec.entrypoint or ""
     function = load_entrypoint(path, _FIELD, DatasetError)
@@ -59,12 +62,16 @@ def _source(split: Any, place: str, task: Task) -> Source:
         split = split.tensors
     if isinstance(split, tuple | list) and len(split) == 2:
         inputs, labels = (_tensor(part, place) for part in split)
+        if inputs.dtype is torch.bool:
+            inputs = inputs.float()
+        elif inputs.dtype is torch.uint8 and task is Task.LANGUAGE_MODEL:
+            inputs = inputs.short()  # tokens
         if labels.numel() == 0:
             raise DatasetError(f"{place} split is empty; it must hold at least one example")
         check_targets(labels, None, task, place)
         if task is Task.REGRESSION:
             return TensorSource(inputs, labels.to(torch.float32).reshape(len(labels), -1), place=place)
-        return TensorSource(inputs, labels.to(torch.int64), tokens=task is Task.LANGUAGE_MODEL, place=place)
+        return TensorSource(inputs, labels.to(torch.int64), place=place)
     if isinstance(split, IterableDataset):
         # In memory it has an order, which resuming needs and which all workers know.
         return MapSource(cast("Dataset[Any]", list(split)), place=place, task=task)
@@ -80,11 +87,12 @@ def _source(split: Any, place: str, task: Task) -> Source:
 
 def _tensor(part: Any, place: str) -> Tensor:
     try:
-        return torch.as_tensor(part)
+        found = torch.as_tensor(part)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DatasetError(
             f"{place}: {type(part).__name__} cannot be a tensor ({error}); return tensors, or arrays of numbers"
         ) from error
+    return found.float() if found.dtype is torch.float64 and not isinstance(part, Tensor) else found
 
 
 def _classes(sources: tuple[Source, ...], path: str, task: Task) -> int:

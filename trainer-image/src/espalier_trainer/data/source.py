@@ -43,7 +43,9 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """A split in memory: inputs [N, ...], labels [N]. Integer inputs are pixels and divided by 255."""
+    """A split in memory: inputs [N, ...], labels [N]. Inputs of 8 bits are pixels and divided by 255; other integers
+    are numbers of tokens or categories, and become int64.
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -52,8 +54,6 @@ class TensorSource:
     std: Tensor | None = None
     """Standard deviation by which it is then divided."""
     augmentation: Augmentation | None = None
-    tokens: bool = False
-    """Whether integer inputs are tokens of a text, not pixels."""
     place: str = "training.dataset"
 
     def __post_init__(self) -> None:
@@ -69,10 +69,8 @@ class TensorSource:
         """Return the examples at `indices`, as `Source.batch`."""
         indices = indices.to(self.labels.device)
         inputs = self.inputs[indices]
-        if self.tokens:
-            return inputs.long(), self.labels[indices]
         if not inputs.is_floating_point():
-            inputs = inputs.to(torch.float32).div_(255)
+            inputs = inputs.float().div_(255) if inputs.dtype is torch.uint8 else inputs.long()
         if self.mean is not None:
             inputs = inputs - self.mean
         if self.std is not None:
@@ -93,7 +91,6 @@ class TensorSource:
             moved(self.mean),
             moved(self.std),
             self.augmentation,
-            self.tokens,
             self.place,
         )
 

@@ -313,9 +313,7 @@ def allowed_actions(
     earlier one; `scalable` returns the runs of blocks that can be copied whole. `Nothing` is always allowed and not
     listed.
     """
-    bound = spec.max_parameters
-    if bound is None:
-        bound = min((most * started_with for name in spec.actions if (most := operation(name).bound)), default=None)
+    bound = _bound(spec, started_with)
     all_of_them = offered(architecture)
     wanted = tuple(action for action in all_of_them if action.kind in spec.actions and action not in waiting)
     ways = spec.insertions(task)
@@ -324,6 +322,26 @@ def allowed_actions(
     if bound is None:
         return None if wanted == all_of_them else wanted
     return tuple(action for action in wanted if action.carried_out(architecture).parameters <= bound)
+
+
+def any_allowed(
+    spec: AdaptationSpec, architecture: Architecture, started_with: int, waiting: Set[Action] = frozenset()
+) -> bool:
+    """Return whether any growth may be advised, as `allowed_actions`."""
+    bound = _bound(spec, started_with)
+    return any(
+        action.kind in spec.actions
+        and action not in waiting
+        and (bound is None or action.carried_out(architecture).parameters <= bound)
+        for action in offered(architecture)
+    )
+
+
+def _bound(spec: AdaptationSpec, started_with: int) -> int | None:
+    """Return the maximum number of parameters; None: no bound."""
+    if spec.max_parameters is not None:
+        return spec.max_parameters
+    return min((most * started_with for name in spec.actions if (most := operation(name).bound)), default=None)
 
 
 def _in_all_ways(actions: Sequence[Action], ways: Sequence[Insertion], scalable: Set[str]) -> Iterator[Action]:

@@ -206,7 +206,7 @@ def _try_out(model: nn.Module, name: str, classes: int, example_input: Tensor, t
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         said = in_one_line(str(error)) or type(error).__name__
         raise ModelError(
-            f"{_FIELD}: {name} does not take this data set's inputs of shape {shape}: {said}; "
+            f"{_FIELD}: {name} does not take this data set's inputs of shape {shape} ({example_input.dtype}): {said}; "
             "its forward must take one tensor, a batch of these inputs (another forward: a loop of your own)"
         ) from error
     if task is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from espalier_core.types.advice import offered
+from espalier_core.base import number_of
 from espalier_core.types.events import NOT_GROWABLE
 from espalier_core.types.job import AdaptationMode, Insertion, Trials
 from espalier_core.types.reasons import Reason
@@ -17,7 +17,7 @@ from espalier_trainer.checkpoints.document import Checkpoint, CheckpointIdentity
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.team import Team
 from espalier_trainer.growth.advisor import AdvisorBackoff
-from espalier_trainer.growth.consultation import Adapter, Advised, Consultation
+from espalier_trainer.growth.consultation import Adapter, Advised, Consultation, any_allowed
 from espalier_trainer.growth.forecasting import Forecasting, report_outcome
 from espalier_trainer.run.bidding import Bidding
 from espalier_trainer.training.network import Network
@@ -78,9 +78,10 @@ class Growth:
         if spec.trials not in (self._trials, Trials.AUTO) and spec.mode is not AdaptationMode.OFF:
             message = f"no growth is tried first (adaptation.trials: {spec.trials}): {self._cannot_try}"
             journal.warn("TrialsNotPossible", message)
-        if self._adapter is not None and self._cannot_grow:
-            journal.cannot_grow = self._cannot_grow
-            journal.warn(NOT_GROWABLE, self._cannot_grow)
+        why = "" if spec.mode is AdaptationMode.OFF else self._cannot_grow or self._cannot_grow_within_bound
+        journal.cannot_grow = why
+        if why and self._adapter is not None:  # a script that does not let its model grow knows that
+            journal.warn(NOT_GROWABLE, why)
 
     @property
     def is_trying(self) -> bool:
@@ -140,11 +141,23 @@ class Growth:
     def _may_grow(self) -> bool:
         """Whether the network has places to grow at, and the job allows another growth."""
         run = self._run
-        network, most = run.state.network, run.job.spec.adaptation.max_adaptations
-        if network.architecture is None or run.progress.consultations >= most:
+        network, spec, started_with = run.state.network, run.job.spec.adaptation, run.progress.parameters_before
+        if network.architecture is None or run.progress.consultations >= spec.max_adaptations:
             return False
-        allowed = [one for one in offered(network.architecture) if one.kind in run.job.spec.adaptation.actions]
-        return run.hooks.may_grow and not network.waiting.issuperset(allowed)
+        return run.hooks.may_grow and any_allowed(spec, network.architecture, started_with, network.waiting)
+
+    @property
+    def _cannot_grow_within_bound(self) -> str:
+        """Why `maxParameters` allows no growth of the network; '' if it does."""
+        run = self._run
+        network, spec, started_with = run.state.network, run.job.spec.adaptation, run.progress.parameters_before
+        found, free = network.architecture, spec.model_copy(update={"max_parameters": 10**13})
+        if self._adapter is None or found is None or spec.max_parameters is None:
+            return ""
+        if any_allowed(spec, found, started_with) or not any_allowed(free, found, started_with):
+            return ""
+        most = f"adaptation.maxParameters is {spec.max_parameters:,}"
+        return f"{most}, and each growth of its {found.parameters:,} parameters would exceed that; raise it"
 
     def look_ahead(self) -> None:
         """Report the expected gain of growing to the scheduler, unless a trial is measuring it."""
@@ -245,7 +258,10 @@ class Growth:
         if self._trials is Trials.AUTO:
             asked = weighed(asked, now, workers)
             if asked.worth is not None and asked.worth.pays and asked.worth.workers > len(now.workers):
-                self._awaited = run.allocation.generation, asked.decision.action.grows and not asked.outside
+                action, tried_by = asked.decision.action, number_of(asked.worth.workers, "extra worker")
+                self._awaited = run.allocation.generation, action.grows and not asked.outside
+                late = f"a trial by {tried_by} pays; the request is repeated once they are ready"
+                run.journal.warn("TrialsNotPossible", f"{action} is advised, and {late}")
                 return None
         trial = begun(asked, run.state.network, now, run.services.clock)
         if trial is None:

@@ -205,7 +205,8 @@ class RunJournal:
         if test is not None and math.isfinite(test.loss):
             progress.metrics |= test.named("test")
         # A user's own loop has no evaluation by the trainer, but may have reported figures.
-        scores = progress.metrics if ending.phase is TrainerPhase.COMPLETED and test is None else {}
+        reported = progress.metric_tuple() if ending.phase is TrainerPhase.COMPLETED and test is None else ()
+        scores = {each.name: each.value for each in reported}
         self.ending = ending
         self.reporter.record(
             TrainerFinished(

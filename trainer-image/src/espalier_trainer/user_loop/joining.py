@@ -276,14 +276,14 @@ class _Joining:
         return ""
 
     def _feed(self, seed: int) -> tuple[Feed, str]:
-        """Return the feed of batches, and why the model cannot grow ('' if it can, or if growth was not requested)."""
+        """Return the feed of batches, and why the model cannot grow ('' if it can)."""
         elastic = self.job.spec.training.elastic_batch
         if elastic is None and is_stream(self.loader):
             feed: Feed = StreamFeed(self.loader, seed, self.accumulate)
         else:
             feed = Feed(self.loader, elastic or ElasticBatch.KEEP_GLOBAL, seed, self.accumulate)
         if not self.grow:
-            return feed, ""
+            return feed, "the script does not let its model grow; give grow=True where it joins"
         spec = self.job.spec.adaptation
         only_adding = [name for name in spec.actions if name != WIDEN.name]
         return feed, self.state.may_grow(self._example_input(feed), spec.described_insertion, only_adding)

@@ -148,11 +148,15 @@ class UserLeader(JobLoop):
 
     def report(self, **figures: float) -> None:
         """Add figures to the job's report."""
-        run = self._run
-        run.progress.metrics |= figures
-        score = score_in(figures, "validation")
-        if score is not None and "validation_loss" in figures:
-            run.validated(Evaluation(score, figures["validation_loss"]))
+        run, found = self._run, {name: _number(name, value) for name, value in figures.items()}
+        for name in ("validation_accuracy", "test_accuracy"):
+            if not 0 <= found.get(name, 0.0) <= 1:
+                said = f"{name} is {found.pop(name):g}; an accuracy is a share from 0 to 1, so it is left out"
+                run.journal.warn("FigureLeftOut", said)
+        run.progress.metrics |= found
+        score = score_in(found, "validation")
+        if score is not None and "validation_loss" in found:
+            run.validated(Evaluation(score, found["validation_loss"]))
         run.journal.report(urgent=True)
 
     def log_to(self, target: Any) -> None:
@@ -278,3 +282,10 @@ def _joint(step: UserStep, loss: Tensor) -> StepResult:
     if step.joint is None:
         raise OwnLoopError("the last batch of a step has no result")
     return replace(step.joint, loss=value)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise OwnLoopError(f"loop.report: {name} is {value!r}; give a number") from error

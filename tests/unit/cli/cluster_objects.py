@@ -260,9 +260,22 @@ def stands(what: Case) -> str:
     return " ".join(sections(what)["Where it stands"])
 
 
+def reporting(
+    raw: Object, *, age: float = 60.0, refusal: Reason | None = None, **said: Any
+) -> tuple[Object, Object, Object]:
+    """Return a job whose leader runs on node `n` and reports: itself, its leader's pod, its report."""
+    leader = worker(raw, "n", age=age)
+    told = report(raw, leader, **said)
+    return looked_at(raw, [leader], told, refusal=refusal), leader, told
+
+
 def training(**spec: Any) -> tuple[Object, Object, Object]:
     """Return a job that trains with a lent GPU: itself, its leader's pod, its report."""
     raw = admitted(job("a", maxReplicas=3, **spec), gpu_type="x", extra=1, at=NOW - 90)
-    leader = worker(raw, "n", age=80)
-    said = report(raw, leader, acknowledged=2, adaptations=(adaptation(),))
-    return looked_at(raw, [leader], said), leader, said
+    return reporting(raw, age=80, acknowledged=2, adaptations=(adaptation(),))
+
+
+def on(*nodes: Object, reports: tuple[Object, Object, Object]) -> Case:
+    """Return a job that `reporting` or `training` made, on these nodes."""
+    raw, leader, said = reports
+    return case(jobs=[raw], pods=[leader], nodes=nodes, reports=[said])

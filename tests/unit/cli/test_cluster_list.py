@@ -6,21 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from cluster_objects import (
-    NOW,
-    SETTINGS,
-    Object,
-    acted,
-    admitted,
-    job,
-    lists,
-    looked_at,
-    node,
-    pod,
-    report,
-    time,
-    worker,
-)
+from cluster_objects import NOW, SETTINGS, Object, acted, admitted, job, lists, node, pod, reporting, time, worker
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,8 +26,7 @@ RUNNING = job("digits", maxReplicas=2, queue="research")
 def running(**change: Any) -> Object:
     """A job that trains with one lent GPU and reports."""
     raw = admitted({**RUNNING, "spec": RUNNING["spec"] | change}, gpu_type="A100", extra=1, at=NOW - 90)
-    leader = worker(raw, "n", age=80)
-    return looked_at(raw, [leader], report(raw, leader, acknowledged=2, used_seconds=75.0))
+    return reporting(raw, age=80, acknowledged=2, used_seconds=75.0)[0]
 
 
 # ---- words
@@ -120,9 +105,7 @@ def test_the_reason_that_matters_most_is_named(raw: Object, phase: str, reason: 
 
 
 def test_why_a_training_job_is_lent_no_more() -> None:
-    raw = admitted(job("a", maxReplicas=2), at=NOW - 90)
-    leader = worker(raw, "n")
-    raw = looked_at(raw, [leader], report(raw, leader), refusal=Reason.COOLDOWN)
+    raw, *_ = reporting(admitted(job("a", maxReplicas=2), at=NOW - 90), refusal=Reason.COOLDOWN)
     assert standing(job_of(raw)).reason is Reason.COOLDOWN
 
 

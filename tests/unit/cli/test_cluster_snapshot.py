@@ -7,23 +7,7 @@ from dataclasses import replace
 import click
 import pytest
 from click.testing import CliRunner
-from cluster_objects import (
-    NOW,
-    SETTINGS,
-    Object,
-    acted,
-    adaptation,
-    admitted,
-    gpus,
-    job,
-    lists,
-    looked_at,
-    node,
-    pod,
-    report,
-    time,
-    worker,
-)
+from cluster_objects import NOW, SETTINGS, Object, acted, admitted, gpus, job, lists, node, pod, report, time, worker
 
 from espalier_cli.cluster.options import settings_options
 from espalier_cli.options import policy_option
@@ -31,9 +15,7 @@ from espalier_core.types.reasons import Reason
 from espalier_operator.kube.settings import AS_RECORDED, KubeSettings
 from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.model import DEFAULT_POLICY, Snapshot, WorkerRole, WorkerState
-from espalier_operator.model.actions import Finish, NoticeReclaim
-from espalier_operator.planner import plan
-from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.model.actions import Finish
 
 
 def seen(**objects: object) -> Snapshot:
@@ -138,27 +120,6 @@ def test_what_the_api_server_said_to_its_pods_is_read_from_the_status() -> None:
     running |= {"reason": "PodRejected", "message": "exceeded quota: gpus"}
     (facts,) = seen(jobs=[raw], nodes=[node("n", 1)]).jobs
     assert (facts.trouble, facts.last_failure) == (Reason.POD_REJECTED, "exceeded quota: gpus")
-
-
-def test_a_snapshot_survives_the_file_and_is_planned_the_same() -> None:
-    first = admitted(job("a", maxReplicas=4), gpu_type="x", extra=2, at=NOW - 300)
-    first = acted(first, NoticeReclaim(job="default/a", extra=0, deadline=NOW + 5, reason=Reason.NEEDED_BY_OTHER_JOB))
-    leader = worker(first, "n")
-    extras = [worker(first, "n", role=WorkerRole.EXTRA, index=index, attempt=2) for index in range(2)]
-    said = report(first, leader, acknowledged=3, adaptations=(adaptation(),))
-    second = job("b", minReplicas=2, priority=3, template=gpus(2))
-    third = job("c", suspend=True)
-    snapshot = seen(
-        jobs=[looked_at(first, [leader, *extras], said), second, third],
-        pods=[leader, *extras, pod("other", 1, "m"), pod("wanted", 2, None, phase="Pending")],
-        nodes=[node("n", 4, "x"), node("m", 4, "y"), node("o", 8, "x", unschedulable=True)],
-        reports=[said],
-    )
-    read = Snapshot.from_json(snapshot.to_json())
-    assert read == snapshot
-    made = plan(snapshot, FairPolicy(), NOW)
-    assert made.actions
-    assert plan(read, FairPolicy(), NOW) == made
 
 
 # ---- the scheduling policy

@@ -26,11 +26,6 @@ from espalier_operator.policies.view import Candidate, Decision, Elasticity, Vie
 LOADS = {"half-load": "half-load-", "full-load": "", "double-load": "double-load-"}
 
 
-@pytest.fixture(scope="module")
-def profiles(pollux: Path) -> Profiles:
-    return Profiles(pollux / "traces")
-
-
 @pytest.mark.sweep("traces of Pollux")
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("workloads", [(1, 3), (2, 6)], ids=["chosen on", "judged on"])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_lab.commands.simulate_command import simulate
 from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
 from espalier_lab.simulator.jobs import FixedJob
 from espalier_lab.simulator.latencies import LATENCIES
@@ -23,6 +20,7 @@ from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_lab.simulator.traces import read_pollux
 from espalier_lab.simulator.typed import TypedRounds
 from espalier_operator.policies.settings import configured
+from small_simulations import figures, on_types
 
 
 def ended(submitted: float, gpus: int, duration: float, completed: float) -> FixedJob:
@@ -104,14 +102,10 @@ def alone_is_fair(jobs: Sequence[EndedJob], gpus: int) -> None:
 
 
 def test_gavel_is_fairer_than_first_come_first_served(gavel: Path) -> None:
-    found = {}
-    for policy in ("gavel", "fifo"):
-        jobs = read_gavel(gavel / "max_min_fairness.trace", Throughputs(gavel))
-        TypedRounds(jobs, nodes_by_type("8:16:24"), configured(policy)).run()
-        found[policy] = outcome_of(jobs, 48).fairness
-    assert found["gavel"] is not None
-    assert found["fifo"] is not None
-    assert found["gavel"].worst < 1.2 < 5 < found["fifo"].worst
+    fair, unfair = (on_types(gavel / "max_min_fairness.trace", policy).fairness for policy in ("gavel", "fifo"))
+    assert fair is not None
+    assert unfair is not None
+    assert fair.worst < 1.2 < 5 < unfair.worst
 
 
 @pytest.mark.parametrize("form", ["csv", "pollux", "gavel"])
@@ -126,9 +120,7 @@ def test_all_formats_have_all_metrics(form: str, pollux: Path, gavel: Path, tmp_
     else:
         trace, cluster = gavel / "max_min_fairness.trace", "8:16:24"
     options = ["--format", form, "--cluster", cluster, "--policy", "fifo", "--policy", "gandiva"]
-    done = CliRunner().invoke(simulate, [str(trace), *options, *profiles, "--json"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    for run in json.loads(done.stdout)["runs"]:
+    for run in figures(trace, *options, *profiles)["runs"]:
         assert 0 < run["medianJctSeconds"] <= run["p99JctSeconds"] <= run["makespanSeconds"]
         assert 0 < run["utilisation"] <= 1
         assert 0 <= run["evictions"] <= run["preemptions"]

@@ -57,13 +57,7 @@ class Watched(Planned):
         return due
 
 
-@given(
-    JOBS,
-    st.integers(1, GPUS),
-    st.sampled_from(POLICIES),
-    st.sampled_from(sorted(LATENCIES)),
-    st.booleans(),
-)
+@given(JOBS, st.integers(1, GPUS), st.sampled_from(POLICIES), st.sampled_from(sorted(LATENCIES)), st.booleans())
 @settings(max_examples=sweeps.size("lives of planned jobs", 150), deadline=None)
 def test_all_jobs_complete_all_their_work_and_no_gpu_is_given_twice(
     drawn: list[tuple[float, int, float]], most: int, policy: str, latency: str, preemptible: bool

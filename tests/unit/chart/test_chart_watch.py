@@ -28,11 +28,8 @@ DASHBOARDS = sorted(path.stem for path in (CHART / "dashboards").glob("*.json"))
 
 def test_workers_reach_the_agent_and_prometheus_both(helm: Helm) -> None:
     prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    test = {
-        "podSelector": {
-            "matchLabels": {"app.kubernetes.io/name": "espalier-test", "app.kubernetes.io/instance": "espalier"}
-        }
-    }
+    labels = {"app.kubernetes.io/name": "espalier-test", "app.kubernetes.io/instance": "espalier"}
+    test = {"podSelector": {"matchLabels": labels}}
     worker = {
         "namespaceSelector": {},
         "podSelector": {"matchExpressions": [{"key": "espalier.dev/job", "operator": "Exists"}]},
@@ -44,7 +41,7 @@ def test_workers_reach_the_agent_and_prometheus_both(helm: Helm) -> None:
     assert operator["ingress"][0]["ports"] == [{"port": "progress"}], "not to its metrics, which name jobs of others"
     assert agent["policyTypes"] == operator["policyTypes"] == ["Ingress"], "where they go is not restricted"
     (pod,) = of(rendered, "Pod")
-    assert test["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert labels.items() <= pod["metadata"]["labels"].items()
 
 
 def test_only_workers_of_the_namespaces_looked_after_reach_the_agent(helm: Helm) -> None:
@@ -64,11 +61,8 @@ def test_what_leaves_operator_and_agent_goes_to_what_they_read_and_the_name_serv
         spec = one(rendered, "NetworkPolicy", f"espalier-{part}")["spec"]
         assert spec["policyTypes"] == ["Ingress", "Egress"]
         assert spec["egress"] == whereto
-    for endpoint, port in {
-        "http://collector:4318/v1": 4318,
-        "https://[::1]/v1": 443,
-        "http://[fd00::7]:80": 80,
-    }.items():
+    ports = {"http://collector:4318/v1": 4318, "https://[::1]/v1": 443, "http://[fd00::7]:80": 80}
+    for endpoint, port in ports.items():
         rendered = helm.render(sets=egress | {"operator.traces.endpoint": f'"{endpoint}"'})
         spec = one(rendered, "NetworkPolicy", "espalier-operator")["spec"]
         assert spec["egress"] == [api_server, metrics, {"ports": [{"port": port}]}]

@@ -64,7 +64,6 @@ def test_more_examples_are_never_worth_less_and_each_is_never_worth_more(
 def test_the_gain_is_the_size_times_pollux_efficiency(norm: float, variance: float, size: int, scale: int) -> None:
     noise = GradientNoise(squared_norm=norm, variance=variance, samples=1)
     scale_of_noise = noise.noise_scale
-    assert scale_of_noise is not None
     efficiency = (scale_of_noise + size) / (scale_of_noise + size * scale)
     assert gain(noise, size, scale) == pytest.approx(scale * efficiency, rel=1e-6)
 
@@ -128,7 +127,6 @@ def test_the_fit_knows_that_passes_repeat_what_a_step_costs(passes: int, alpha: 
         for size, parts in ((64, 1), (128, 1), (128 * passes, passes))
     )
     found = fitted(points)
-    assert found is not None
     assert found.step_seconds(1, 1, 512, passes) == pytest.approx(true.step_seconds(1, 1, 512, passes), rel=0.05)
     assert true.step_seconds(1, 1, 512, passes) == pytest.approx(passes * alpha + 512 * beta)
 
@@ -139,5 +137,4 @@ def test_whatever_a_tenant_reports_the_goodput_is_a_number(
 ) -> None:
     points = (StepTime(nodes=1, workers=1, batch_size=size, step_seconds=seconds, sync_seconds=0.0),)
     model = fitted(points)
-    assert model is not None
     assert 0 < best(model, noise, limits, 1, 4).goodput < math.inf

@@ -41,23 +41,20 @@ def draw(url: str, folder: Path, *more: str) -> int:
     return main(["draw", "--prometheus", url, "--output", str(folder), *more])
 
 
-def test_a_prometheus_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prometheus_that_is_not_there_is_named_with_what_was_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    assert draw(f"http://127.0.0.1:{port}", tmp_path, "--dashboard", "agent") == 1
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    assert draw(url, tmp_path, "--dashboard", "agent") == 1
     said = capsys.readouterr().err
     assert said.startswith("error: Espalier: agent: panel 'Policy in service': query count by (policy, version)")
-    assert f"http://127.0.0.1:{port} cannot be reached (" in said
+    assert f"{url} cannot be reached (" in said
     assert "is --prometheus right?" in said
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_variable_is_named_where_it_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    assert draw(f"http://127.0.0.1:{port}", tmp_path, "--dashboard", "job") == 1
+    assert draw(url, tmp_path, "--dashboard", "job") == 1
     said = capsys.readouterr().err
     assert "Espalier: job: variable namespace: label_values(espalier_job_info, namespace): " in said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_somebody_who_is_no_prometheus(somebody_else: str) -> None:

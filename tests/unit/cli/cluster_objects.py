@@ -118,6 +118,14 @@ def admitted(raw: Object, *, gpu_type: str = "", extra: int = 0, at: float = NOW
     return acted(raw, Admit(job=key, gpu_type=gpu_type), *grants, at=at)
 
 
+def blaming(name: str, *nodes: str, **entry: object) -> Object:
+    """Return a job that avoids nodes since its workers failed there ten minutes ago."""
+    raw = admitted(job(name), gpu_type="x")
+    entries = [{"node": each, "lastTime": time(600.0), "message": "Allocate failed", **entry} for each in nodes]
+    raw["status"]["scheduling"]["avoidedNodes"] = entries
+    return raw
+
+
 def worker(
     raw: Object,
     node: str | None,
@@ -245,9 +253,7 @@ def lists(
 
 def case(name: str = "a", **objects: Any) -> Case:
     """Return a job among these objects, as `espalier explain` reads it."""
-    found = case_of("default", name, View(lists(**objects)), NOW, SETTINGS)
-    assert found is not None
-    return found
+    return case_of("default", name, View(lists(**objects)), NOW, SETTINGS)  # type: ignore[return-value]
 
 
 def sections(what: Case) -> Mapping[str, Sequence[str]]:

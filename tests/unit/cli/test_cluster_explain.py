@@ -57,7 +57,6 @@ def test_every_reason_has_a_remedy(reason: Reason) -> None:
         assert words[0] in ("kubectl", "espalier")
         if words[0] == "espalier":
             command = cli.get_command(click.Context(cli), words[1])
-            assert command is not None
             command.parse_args(click.Context(command), words[2:])  # what is missing or unknown is an error
     assert set(REMEDIES) == set(Reason)
 
@@ -140,9 +139,7 @@ def test_a_job_larger_than_all_gpus_is_shown_how_many_there_are() -> None:
 def limited(raw: Object, kind: Resource, *objects: Object, others: Sequence[Object] = (), gpu_type: str = "x") -> str:
     """Where a job stands on a node with eight GPUs, with these objects of a kind."""
     found = {**lists(jobs=[raw, *others], nodes=[node("n", 8, gpu_type)]), kind: Listing(items=objects, version=1)}
-    waits = case_of("default", "a", View(found), NOW, SETTINGS)
-    assert waits is not None
-    return stands(waits)
+    return stands(case_of("default", "a", View(found), NOW, SETTINGS))
 
 
 def queue_of(name: str, *quotas: Object, cohort: str | None = None) -> Object:
@@ -329,9 +326,7 @@ def test_a_suspended_job_that_still_ends_is_shown_until_when() -> None:
 
 def place_of(objects: Mapping[Resource, Listing], leases: Sequence[Object], settings: KubeSettings) -> str:
     """Which of two jobs the policy serves job `a` as, beside these Leases."""
-    view = View({**objects, LEASES: Listing(items=leases, version=1)})
-    what = case_of("default", "a", view, NOW, settings)
-    assert what is not None
+    what = case_of("default", "a", View({**objects, LEASES: Listing(items=leases, version=1)}), NOW, settings)
     (place,) = re.findall("as number (.) of 2", sections(what)["Scheduling policy"][0])
     return str(place)
 
@@ -371,7 +366,6 @@ def test_the_policy_is_asked_once_and_its_decision_told(monkeypatch: pytest.Monk
     waiting = acted(job("a"), refusal=Reason.NO_FREE_GPU)
     objects = lists(jobs=[waiting, job("b"), job("c")], nodes=[node("n", 0)])
     what = case_of("default", "a", View(objects), NOW, settings)
-    assert what is not None
     found = sections(what)
     assert len(asked) == 1
     assert found["Scheduling policy"] == (

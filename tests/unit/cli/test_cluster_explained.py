@@ -14,6 +14,7 @@ from cluster_objects import (
     acted,
     adaptation,
     admitted,
+    blaming,
     case,
     job,
     lists,
@@ -122,7 +123,6 @@ def test_who_may_not_see_the_cluster_is_shown_what_is_missing() -> None:
     raw, leader, said = training()
     view = View(lists(jobs=[raw], pods=[leader], reports=[said]), blind="you need the right to list nodes")
     blind = case_of("default", "a", view, NOW, SETTINGS)
-    assert blind is not None
     told = sections(blind)
     assert told["What would change it"][-1] == (
         "The cluster's GPUs could not be read: you need the right to list nodes."
@@ -173,13 +173,8 @@ def test_the_last_events_are_shown_oldest_first() -> None:
 
 
 def test_the_nodes_that_a_job_avoids_are_named_with_their_cause() -> None:
-    def blaming(name: str, *nodes: str) -> Object:
-        raw = admitted(job(name), gpu_type="x")
-        entry = {"lastTime": time(600.0), "message": "Allocate failed", "refused": True, "elsewhere": True}
-        raw["status"]["scheduling"]["avoidedNodes"] = [{"node": each, **entry} for each in nodes]
-        return raw
-
-    jobs = [blaming("a", "own"), blaming("b", "bad"), blaming("c", "bad")]
+    nodes = {"a": "own", "b": "bad", "c": "bad"}
+    jobs = [blaming(name, blamed, refused=True, elsewhere=True) for name, blamed in nodes.items()]
     said = stands(case(jobs=jobs, nodes=[node("n", 3, "x")]))
     assert "It avoids node own for 20 min: Allocate failed." in said
     assert "All jobs avoid node bad for 20 min, which failed 2 jobs: Allocate failed." in said

@@ -35,13 +35,11 @@ def test_finish_time_fairness_on_paper() -> None:
     found = fairness_of(jobs, 4)
     # N is 5/3 for the first, which needs all 4 GPUs, and 3/2 for the second, whose part is more than the 1 it needs.
     first, second = 150 / (100 * 5 / 3), 200 / 100
-    assert found is not None
     assert (found.mean, found.worst, found.unfair) == (pytest.approx((first + second) / 2), second, 0.5)
 
 
 def test_a_job_alone_on_the_cluster_is_treated_fairly() -> None:
     found = fairness_of([ended(10.0, 4, 100.0, 110.0)], 4)
-    assert found is not None
     assert (found.mean, found.worst, found.unfair) == (1.0, 1.0, 0.0)
 
 
@@ -97,14 +95,11 @@ def test_a_job_of_pollux_alone_is_treated_fairly(driver: str, size: int, pollux:
 
 def alone_is_fair(jobs: Sequence[EndedJob], gpus: int) -> None:
     found = outcome_of(jobs, gpus).fairness
-    assert found is not None
     assert (found.mean, found.worst, found.unfair) == (pytest.approx(1.0), pytest.approx(1.0), 0.0)
 
 
 def test_gavel_is_fairer_than_first_come_first_served(gavel: Path) -> None:
     fair, unfair = (on_types(gavel / "max_min_fairness.trace", policy).fairness for policy in ("gavel", "fifo"))
-    assert fair is not None
-    assert unfair is not None
     assert fair.worst < 1.2 < 5 < unfair.worst
 
 

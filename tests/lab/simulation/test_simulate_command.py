@@ -51,7 +51,7 @@ def test_what_takes_time_and_who_yields_can_be_chosen(trace: Path) -> None:
     found = {}
     for options in ((), ("--latency", "realistic"), ("--base-preemption", "Never")):
         planned = ("--cluster", "1x2", "--policy", "las:thresholds=100", "--driver", "plan")
-        (found[options[-1] if options else "none"],) = figures(trace, *planned, *options)["runs"]
+        found[options[-1] if options else "none"] = figures(trace, *planned, *options)["runs"][0]
     assert found["none"]["averageJctSeconds"] < found["realistic"]["averageJctSeconds"]
     assert (found["none"]["evictions"], found["Never"]["evictions"]) == (1, 0)
 
@@ -131,9 +131,8 @@ def test_what_gavel_needs_is_named(throughputs: object, cluster: str, complaint:
         (tmp_path / "simulation_throughputs.json").write_text(text)
     path = tmp_path / "t.trace"
     path.write_text("\t".join(LINE) + "\n")
-    assert complaint in refusal(path, "--cluster", cluster, "--format", "gavel", "--profiles", tmp_path).replace(
-        "\n", " "
-    )
+    said = refusal(path, "--cluster", cluster, "--format", "gavel", "--profiles", tmp_path)
+    assert complaint in said.replace("\n", " ")
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])

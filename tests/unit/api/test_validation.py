@@ -34,52 +34,41 @@ def limited(resources: str) -> str:
     return f"{MINIMAL}  template: {{spec: {{containers: [{{resources: {{limits: {{{resources}}}}}}}]}}}}\n"
 
 
-FULL: dict[str, Any] = {
-    "apiVersion": API_VERSION,
-    "kind": KIND,
-    "metadata": {"name": "full", "namespace": "team", "labels": {"a": "b"}, "annotations": {}},
-    "spec": {
-        "timeBudgetSeconds": 400,
-        "gpuSecondsBudget": 1600,
-        "minReplicas": 1,
-        "maxReplicas": 4,
-        "queue": "default",
-        "priorityClassName": "high",
-        "priority": 5,
-        "suspend": False,
-        "preRunningDeadlineSeconds": 60,
-        "backoffLimit": 3,
-        "maxPreemptions": 2,
-        "ttlSecondsAfterFinished": 60,
-        "preemption": {"noticeSeconds": 30, "cooldownSeconds": 60, "minRuntimeSeconds": 60},
-        "adaptation": {
-            "mode": "Auto",
-            "actions": ["Deepen"],
-            "maxAdaptations": 3,
-            "agent": {"url": "http://agent:8080"},
-            "decisionTimeoutSeconds": 5,
-            "fallback": "None",
-            "onReclaim": "Keep",
-            "insertion": "Exact",
-        },
-        "training": {
-            "model": {"name": "cnn1", "options": {}},
-            "dataset": {"name": "cifar10", "path": "/data"},
-            "batchSize": 128,
-            "optimizer": {"name": "Adam", "learningRate": 0.01, "momentum": 0, "weightDecay": 0},
-            "schedule": {"name": "BudgetLinear", "restartOnGrowth": True, "decay": 0.9, "options": {}},
-            "evaluateEveryEpochs": 1,
-            "seed": 0,
-        },
-        "checkpoint": {"path": "/checkpoints", "intervalSeconds": 60},
-        "template": {
-            "spec": {
-                "containers": [{"name": "trainer", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 2}}}],
-                "nodeSelector": {"zone": "a"},
-            }
-        },
-    },
-}
+FULL: dict[str, Any] = YAML(typ="safe").load(f"""
+apiVersion: {API_VERSION}
+kind: {KIND}
+metadata: {{name: full, namespace: team, labels: {{a: b}}, annotations: {{}}}}
+spec:
+  timeBudgetSeconds: 400
+  gpuSecondsBudget: 1600
+  minReplicas: 1
+  maxReplicas: 4
+  queue: default
+  priorityClassName: high
+  priority: 5
+  suspend: false
+  preRunningDeadlineSeconds: 60
+  backoffLimit: 3
+  maxPreemptions: 2
+  ttlSecondsAfterFinished: 60
+  preemption: {{noticeSeconds: 30, cooldownSeconds: 60, minRuntimeSeconds: 60}}
+  adaptation:
+    {{mode: Auto, actions: [Deepen], maxAdaptations: 3, agent: {{url: "http://agent:8080"}}, decisionTimeoutSeconds: 5,
+     fallback: None, onReclaim: Keep, insertion: Exact}}
+  training:
+    model: {{name: cnn1, options: {{}}}}
+    dataset: {{name: cifar10, path: /data}}
+    batchSize: 128
+    optimizer: {{name: Adam, learningRate: 0.01, momentum: 0, weightDecay: 0}}
+    schedule: {{name: BudgetLinear, restartOnGrowth: true, decay: 0.9, options: {{}}}}
+    evaluateEveryEpochs: 1
+    seed: 0
+  checkpoint: {{path: /checkpoints, intervalSeconds: 60}}
+  template:
+    spec:
+      containers: [{{name: trainer, image: x, resources: {{limits: {{nvidia.com/gpu: 2}}}}}}]
+      nodeSelector: {{zone: a}}
+""")
 
 
 def problems(text: str) -> list[str]:

@@ -44,19 +44,18 @@ def time(seconds_ago: float = 0.0) -> str:
     return datetime.fromtimestamp(NOW - seconds_ago, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def metadata(name: str, namespace: str, age: float) -> Object:
+    """Return the metadata of an object that is so many seconds old, in a version of its own."""
+    made = {"name": name, "namespace": namespace, "uid": f"uid-{namespace}-{name}", "creationTimestamp": time(age)}
+    return {**made, "resourceVersion": str(next(_versions))}
+
+
 def job(name: str, *, namespace: str = "default", age: float = 600.0, **spec: Any) -> Object:
     """Return a job that nobody has looked at yet; `spec` as in a job file."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "uid": f"uid-{namespace}-{name}",
-            "generation": 1,
-            "resourceVersion": str(next(_versions)),
-            "creationTimestamp": time(age),
-        },
+        "metadata": {**metadata(name, namespace, age), "generation": 1},
         "spec": {"timeBudgetSeconds": 400, "maxReplicas": spec.get("minReplicas", 1), **spec},
     }
 
@@ -126,6 +125,12 @@ def blaming(name: str, *nodes: str, **entry: object) -> Object:
     return raw
 
 
+def owned_by(raw: Object) -> list[Object]:
+    """Return the references of what belongs to the job `raw`."""
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "controller": True}
+    return [{**owner, "name": raw["metadata"]["name"], "uid": raw["metadata"]["uid"]}]
+
+
 def worker(
     raw: Object,
     node: str | None,
@@ -139,12 +144,11 @@ def worker(
     **status: Any,
 ) -> Object:
     """Return the pod of a worker of the job `raw`, with `number` GPUs."""
-    metadata = raw["metadata"]
-    name = names.pod_name(metadata["name"], role, index, attempt)
-    made = pod(name, number, node, namespace=metadata["namespace"], phase=phase, age=age)
-    made["metadata"]["labels"] = names.worker_labels(metadata["name"], role, index, attempt)
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": metadata["name"], "uid": metadata["uid"]}
-    made["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+    owner = raw["metadata"]
+    name = names.pod_name(owner["name"], role, index, attempt)
+    made = pod(name, number, node, namespace=owner["namespace"], phase=phase, age=age)
+    made["metadata"]["labels"] = names.worker_labels(owner["name"], role, index, attempt)
+    made["metadata"]["ownerReferences"] = owned_by(raw)
     made["status"] |= status
     return made
 
@@ -158,13 +162,7 @@ def pod(
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "uid": f"uid-{namespace}-{name}",
-            "resourceVersion": str(next(_versions)),
-            "creationTimestamp": time(age),
-        },
+        "metadata": metadata(name, namespace, age),
         "spec": {
             "containers": [{"name": "c", "image": "i", "resources": resources}],
             **({} if node is None else {"nodeName": node}),
@@ -225,10 +223,7 @@ def report(raw: Object, leader: Object, *, acknowledged: int = 1, **said: Any) -
             "uid": f"report-{metadata['uid']}",
             "resourceVersion": str(next(_versions)),
             "labels": {names.REPORT_LABEL: "true", **names.labels(metadata["name"])},
-            "ownerReferences": [
-                {"apiVersion": API_VERSION, "kind": KIND, "name": metadata["name"], "uid": metadata["uid"]}
-                | {"controller": True}
-            ],
+            "ownerReferences": owned_by(raw),
         },
         "data": {REPORT_KEY: dumps(Report.model_validate(whole | said))},
     }

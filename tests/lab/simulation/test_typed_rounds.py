@@ -80,7 +80,6 @@ def test_all_jobs_complete_and_no_gpu_is_given_twice(drawn: list[tuple[float, st
     jobs = jobs_of(drawn)
     Watched(jobs, NODES, configured(policy)).run()
     for job, (submitted, model, _, _) in zip(jobs, drawn, strict=True):
-        assert job.completed_at is not None
         assert not job.remaining_steps
         assert job.completed_at >= submitted
         assert job.restarts >= 0

@@ -25,14 +25,19 @@ def job_with(*actions: str, budget: float = 0.25, **training: object) -> Adaptiv
 
 
 def setting(
-    job: AdaptiveTrainingJob, *, decisions: int = 2, start_at: float = 0.05, step_cost: str | None = COST
+    job: AdaptiveTrainingJob,
+    *,
+    decisions: int = 2,
+    start_at: float = 0.05,
+    step_cost: str | None = COST,
+    time_kind: Time = Time.VIRTUAL,
 ) -> Collection:
-    """Return a collection in virtual time."""
+    """Return a collection, in virtual time if nothing else is said."""
     return set_up(
         job,
         start_at=start_at,
         decisions=decisions,
-        time_kind=Time.VIRTUAL,
+        time_kind=time_kind,
         step_cost=step_cost,
         known_cost=lambda points, groups: None,
         throughput=1.8,

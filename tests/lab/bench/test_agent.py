@@ -96,12 +96,10 @@ def test_shuffling_deals_the_same_accuracies_again(
 def test_baselines_are_the_tables_own_figures(tables: dict[str, OutcomeTable]) -> None:
     (split,) = experiments(list(tables.values()), {})["the model left out, cnn1"]
     none = without_network([split], BASELINES["none"])
-    assert none is not None
     expected = [0.7391 - 0.6221, 0.6827 - 0.5912, 0.7348 - 0.6045]
     assert none["regret"]["mean"] == pytest.approx(sum(expected) / 3)
     # 1, 0, 2 is best on the average of cnn2's three tables.
     average = without_network([split], BASELINES["best on average"])
-    assert average is not None
     assert average["rank"]["mean"] == pytest.approx((4 + 13 + 11) / 3)
     assert without_network([split], BASELINES["noise: best of one seed"]) is None
 
@@ -114,7 +112,6 @@ def test_of_other_actions_no_sequence_is_best_on_average(
     assert without_network(found["the paper's tables learnt, one"], BASELINES["best on average"]) is not None
     # Both seeds agree about every difference.
     noise = without_network(found["a scenario left out, two alone"], BASELINES["noise: best of one seed"])
-    assert noise is not None
     assert noise["regret"]["mean"] == pytest.approx(0.0, abs=1e-9)
 
 

@@ -19,6 +19,8 @@ from espalier_lab.scheduling.seed_split import SeedSplit
 from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_operator.policies.view import Elasticity
 
+SMALL = LearnerSettings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8)
+
 
 def test_the_benchmark_of_answers_prints_a_row_for_each_size(capsys: pytest.CaptureFixture[str]) -> None:
     main(["answers", "--quick"])
@@ -68,8 +70,7 @@ def test_the_benchmark_of_placement_prints_a_table_for_each_kind_of_episode(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(placement, "FAMILY", Family(jobs=8))
-    small = LearnerSettings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8)
-    monkeypatch.setattr(placement, "SETTINGS", small)
+    monkeypatch.setattr(placement, "SETTINGS", SMALL)
     sizes = ["--train", "2", "--choose", "1", "--judge", "2", "--seeds", "1", "--decisions", "16"]
     main(["placement", *sizes, "--picture", str(tmp_path / "placement.png")])
     assert (tmp_path / "placement.png").read_bytes().startswith(b"\x89PNG")
@@ -95,11 +96,7 @@ def test_a_run_that_was_stopped_goes_on_with_what_it_had_learnt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     family = Family(jobs=8)
-    monkeypatch.setattr(
-        placement,
-        "SETTINGS",
-        LearnerSettings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8),
-    )
+    monkeypatch.setattr(placement, "SETTINGS", SMALL)
     first, again = (placement.actor(1, 16, tmp_path, family) for _ in range(2))
     assert capsys.readouterr().out.count("read from") == 1
     for name, weights in first.state_dict().items():

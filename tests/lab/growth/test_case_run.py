@@ -54,7 +54,6 @@ def test_all_arms_of_a_case_are_decided_alike_for_the_same_seed(name: str) -> No
     found = decided(one, 1, Setting(moments=(0.5,)))
     assert found == decided(one, 1, Setting(moments=(0.5,)))
     (moment,) = found.moments
-    assert found.architecture is not None
     assert [arm.action for arm in moment.arms] == [Action.nothing(), *offered(found.architecture)]
     assert (name == "linear") == (found.request(moment) is None)
 
@@ -64,8 +63,6 @@ def test_a_model_that_has_grown_decides_again_and_more_workers_leave_it_more_ste
     plain, grown, faster = (
         decided(one, 0, Setting((0.25, 0.5), operations, **way)) for way in ({}, {"grown": True}, {"speed": 2.0})
     )
-    assert plain.architecture is not None
-    assert grown.architecture is not None
     (before,) = grown.grown
     assert before in offered(plain.architecture)
     assert grown.architecture.parameters > plain.architecture.parameters
@@ -73,8 +70,6 @@ def test_a_model_that_has_grown_decides_again_and_more_workers_leave_it_more_ste
     assert decided(one, 1, Setting((0.25, 0.5), operations, grown=True)).grown == grown.grown
     assert {arm.action.kind for arm in plain.moments[0].arms} == {"Nothing", "Deepen", "Widen"}
     usual, more = (record.request(record.moments[1]) for record in (plain, faster))
-    assert usual is not None
-    assert more is not None
     assert (usual.time_left_seconds, usual.time_budget_seconds) == (6, 12)
     assert (more.time_left_seconds, more.time_budget_seconds) == (12, 18)
     assert faster.moments[0].validation_loss == plain.moments[0].validation_loss

@@ -22,7 +22,7 @@ from espalier_cli.main import cli
 from espalier_core.types.advice import Action
 from espalier_core.types.outcomes import OutcomeTable
 from espalier_lab.growth.collect.assemble import assemble
-from espalier_lab.growth.collect.collecting import collect, set_up
+from espalier_lab.growth.collect.collecting import collect
 from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose, runs_for
 from espalier_lab.growth.collect.state import WorkFolder
 from espalier_lab.growth.collect.training import CollectError, Collection, Time, train
@@ -35,12 +35,6 @@ from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.run.services import Services
 from waiting import until
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
 
 SCHEDULES = [
     {"schedule": {"name": "BudgetLinear"}},
@@ -82,7 +76,6 @@ def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go(
     data = load_data(collection.job.spec.training.dataset)
     model = build_model(collection.job.spec.training.model, data.classes, data.example_input())
     advisor = Scripted(actions)
-    assert collection.cost is not None
     scheduler = VirtualScheduler(0.25, collection.cost, (ReplicaChange(0.05, 2),))
     trainer = Trainer(collection.job, model, data, Services(scheduler, advisor=advisor), seed=seed)
     whole = trainer.run()
@@ -101,16 +94,13 @@ def test_a_run_before_a_decision_stops_at_an_epoch_boundary_after_the_arrival() 
     assert record.accuracy is None
     assert 0.05 <= record.used_s < 0.05 + 17 * 0.002
     first, after = train(collection, CollectionRun(RunPurpose.EDGE, 0, (1,)), checkpoint)
-    assert after is not None
     assert after.state.epoch == checkpoint.state.epoch + 1
     assert first.time_left_s == (0.25 - record.used_s,)
 
 
 def test_controls_restart_the_rate_speed_up_steps_or_begin_deeper() -> None:
-    setup = setting(job_with())
-    collection = setup
+    collection = setting(job_with())
     _, trunk = train(collection, CollectionRun(RunPurpose.TRUNK, 0), None)
-    assert trunk is not None
     nothing = trunk
     for actions in ((3,), (3, 3)):
         plain, following = train(collection, CollectionRun(RunPurpose.EDGE, 0, actions), nothing)
@@ -229,7 +219,6 @@ def test_a_table_has_deviations_over_the_seeds_and_controls_and_damaged_state_is
     controls = [control.name for control in table.controls or ()]
     assert controls == ["restart", "throughput", "scratch block0", "scratch block1", "scratch block2"]
     for one in (*table.sequences, *(table.controls or ())):
-        assert one.accuracies is not None
         assert len(one.accuracies) == 2
         assert one.accuracy_std == pytest.approx(abs(one.accuracies[0] - one.accuracies[1]) / 2**0.5, abs=1e-4)
 
@@ -298,16 +287,7 @@ def test_wall_time_is_that_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None
     looks = itertools.count()
     ticking = partial(WallScheduler, clock=lambda: next(looks) / 2000)
     monkeypatch.setattr("espalier_lab.growth.collect.training.WallScheduler", ticking)
-    collection = set_up(
-        job_with(),
-        start_at=0.05,
-        decisions=1,
-        time_kind=Time.WALL,
-        step_cost=None,
-        known_cost=lambda points, groups: None,
-        throughput=1.8,
-        device="cpu",
-    )
+    collection = setting(job_with(), decisions=1, step_cost=None, time_kind=Time.WALL)
     trunk, *edges = runs_for(range(1), 3, 1, controls=False)
     record, checkpoint = train(collection, trunk, None)
     records = {trunk: record, **{edge: train(collection, edge, checkpoint)[0] for edge in edges}}

@@ -70,7 +70,6 @@ def test_a_step_costs_more_for_each_layer_added() -> None:
     cost = parse_cost("2,0.5,0.25,0", POINTS)
     assert cost == StepCost(0.002, (("block0", 0.0005), ("block1", 0.00025), ("block2", 0.0)))
     start = carried_tables("digits")[0].architecture
-    assert start is not None
     architecture = deepened(deepened(deepened(start, "block0"), "block1"), "block0")
     assert cost(None) == cost(start) == 0.002
     assert cost(architecture) == pytest.approx(0.00325)

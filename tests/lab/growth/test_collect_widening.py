@@ -19,19 +19,13 @@ from espalier_core.growth.architecture import Architecture
 from espalier_core.growth.deepen import deepened
 from espalier_core.growth.widen import widened
 from espalier_core.types.advice import Action
-from espalier_lab.growth.collect.cost import StepCost, parse_cost
+from espalier_lab.growth.collect.cost import parse_cost
 from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose
 from espalier_lab.growth.collect.training import CollectError, train
-from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.models.zoo import digits
 from espalier_trainer.net2net.description import describe
 
 GROUPS = ("block0.0", "block1.0", "block2.0")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def described() -> Architecture:
@@ -79,7 +73,6 @@ def test_what_doubling_costs_is_measured(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("espalier_lab.growth.collect.cost.ROUNDS", 1)
     monkeypatch.setattr("espalier_lab.growth.collect.cost.STEPS", 3)
     collection = setting(job_with("Deepen", "Widen"), decisions=1, step_cost=None)
-    assert isinstance(collection.cost, StepCost)
     assert [(group, width) for group, width, _ in collection.cost.doubled] == [
         ("block0.0", 6), ("block1.0", 8), ("block2.0", 8)
     ]  # fmt: skip
@@ -97,7 +90,6 @@ def test_checkpoints_hold_the_history() -> None:
     collection = setting(job_with("Deepen", "Widen"), step_cost=WIDENING_COST)
     _, trunk = train(collection, CollectionRun(RunPurpose.TRUNK, 1), None)
     _, edge = train(collection, CollectionRun(RunPurpose.EDGE, 1, (4,)), trunk)
-    assert isinstance(edge, Checkpoint)
     assert [growth.to_json() for growth in edge.state.growth] == [
         {"kind": "Widened", "group": "block1.0", "width": 16, "seed": 1 << 16}
     ]

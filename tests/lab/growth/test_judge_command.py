@@ -20,6 +20,13 @@ def judge(*arguments: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+def refusal(*arguments: str) -> str:
+    """Return what it says of what it cannot judge."""
+    code, _, problem = judge(*arguments)
+    assert code == 2, problem
+    return problem
+
+
 def test_the_document_and_that_it_goes_on_from_what_is_done(tmp_path: Path) -> None:
     command = ("--models", str(MODELS), "--seeds", "1", "--parallel", "1", "--json", "--work-dir", str(tmp_path / "a"))
     code, text, problem = judge(*command)
@@ -91,9 +98,7 @@ def test_language_models_are_judged_end_to_end_and_alone(tmp_path: Path) -> None
     assert "test bits per character" in text
     assert "AddBlock(1, Unfold)" in text
     file.write_text(LANGUAGE.format(folder=str(MODELS.parent), others=1))
-    code, _, problem = judge(*command, "--work-dir", str(tmp_path / "w"))
-    assert code == 2, problem
-    assert "put language models into a file of their own" in problem
+    assert "put language models into a file of their own" in refusal(*command, "--work-dir", str(tmp_path / "w"))
 
 
 CASE = "{'name': 'one', 'family': 'f', 'module': make, 'train': data, 'validation': data, 'test': data, " + (
@@ -138,9 +143,7 @@ def test_a_bad_case_is_named_with_the_remedy(changes: str, told: str, tmp_path: 
             """
         )
     )
-    code, _, problem = judge("--models", str(file), "--parallel", "1", "--work-dir", str(tmp_path / "w"))
-    assert code == 2, problem
-    assert told in problem
+    assert told in refusal("--models", str(file), "--parallel", "1", "--work-dir", str(tmp_path / "w"))
 
 
 @pytest.mark.parametrize(
@@ -159,9 +162,7 @@ def test_a_bad_case_is_named_with_the_remedy(changes: str, told: str, tmp_path: 
 def test_a_bad_file_is_explained(text: str, told: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.py"
     file.write_text(text)
-    code, _, problem = judge("--models", str(file), "--work-dir", str(tmp_path / "w"))
-    assert code == 2, problem
-    assert told in problem
+    assert told in refusal("--models", str(file), "--work-dir", str(tmp_path / "w"))
 
 
 @pytest.mark.parametrize(
@@ -179,8 +180,7 @@ def test_a_bad_model_is_named_with_its_own_remedy_and_not_with_that_of_a_file(
     words: tuple[str, ...], told: str, tmp_path: Path
 ) -> None:
     usual = ("--dataset", "digits", "--budget", "3", "--parallel", "1", "--work-dir", str(tmp_path))
-    code, _, problem = judge(*usual, *words)
-    assert code == 2, problem
+    problem = refusal(*usual, *words)
     assert told in problem
     assert "takes a seed" not in problem
 

@@ -56,7 +56,6 @@ def test_a_process_ends_with_its_parent_however_that_ends(tmp_path: Path) -> Non
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
         assert parent.stdout.read(1) == b"\n"
         parent.kill()
         assert parent.stdout.read() == b""  # until the child has closed its end, too
@@ -73,5 +72,4 @@ def test_a_file_beside_the_cases_hides_no_module_of_python(tmp_path: Path, monke
     )
     assert CaseFile(str(cases))()
     found = PathFinder.find_spec("colorsys")
-    assert found is not None
     assert found.origin != str(tmp_path / "colorsys.py")

@@ -23,7 +23,6 @@ from espalier_lab.growth.judge.deciding import Setting, decided
 def test_a_text_is_the_same_for_the_same_seed_and_its_targets_are_the_next_tokens(text: str) -> None:
     windows = windows_of(text, "characters", 96, 32, 3)
     inputs, targets = windows.train.inputs, windows.train.targets
-    assert isinstance(inputs, torch.Tensor)
     assert inputs.shape == targets.shape
     assert torch.equal(inputs.flatten()[1:], targets.flatten()[:-1])
     assert len(inputs) > 10_000
@@ -95,7 +94,6 @@ def test_the_agent_is_asked_about_a_language_model_as_its_trainer_would_ask() ->
     record = decided(short, 0, Setting(moments=(0.5,), most=1))
     (moment,) = record.moments
     request = CaseRecord.model_validate_json(record.model_dump_json(by_alias=True)).request(moment)
-    assert request is not None
     figures = {metric.name: metric.value for metric in request.progress.metrics}
     assert "validation_accuracy" not in figures
     assert figures["validation_bits_per_character"] == pytest.approx(moment.validation_loss / math.log(2), rel=1e-3)

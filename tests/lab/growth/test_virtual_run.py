@@ -31,7 +31,6 @@ def trained(start: Checkpoint | None = None, stop_at: float = math.inf, seed: in
 def test_a_run_that_continues_from_a_stopped_one_ends_as_the_whole_one() -> None:
     whole, stopped = trained(), trained(stop_at=0.07)
     assert stopped.result.phase is TrainerPhase.STOPPED
-    assert stopped.checkpoint is not None
     assert stopped.checkpoint.state.used_seconds == pytest.approx(0.07)
     continued = trained(stopped.checkpoint)
     assert continued.result.phase is TrainerPhase.COMPLETED

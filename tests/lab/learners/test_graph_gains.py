@@ -57,8 +57,6 @@ def policy() -> Policy:
 def test_it_says_where_and_when(policy: Policy, family: int) -> None:
     case = record(family)
     early, late = (case.request(moment) for moment in case.moments)
-    assert early is not None
-    assert late is not None
     assert decide(policy, early).action == offered(early.architecture)[0]
     assert decide(policy, late).action == Action.nothing()
 

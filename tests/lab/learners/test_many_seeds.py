@@ -88,12 +88,7 @@ def test_same_runs_same_policies(make_table: MakeTable) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"time_budget_s": 90.0},
-        {"architecture": None, "model": "cnn1"},
-        {"sequences": ()},
-    ],
+    "changes", [{"time_budget_s": 90.0}, {"architecture": None, "model": "cnn1"}, {"sequences": ()}]
 )
 def test_runs_that_are_not_alike_are_refused(make_table: MakeTable, changes: dict[str, object]) -> None:
     table = make_table(lambda actions: 0.5, points=3)

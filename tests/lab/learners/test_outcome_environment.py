@@ -80,7 +80,6 @@ def test_what_is_observed(unlike: tuple[OutcomeTable, ...]) -> None:
     """The smallest model, padded to the largest: a chain of one layer that is grown once of two decisions."""
     environment = OutcomeEnvironment(unlike, allocation=Allocation(replicas=2, gpus=4))
     start = unlike[0].architecture
-    assert start is not None
     seen, info = environment.reset(options={"table": unlike[0].name})
     assert environment.observation_space.contains(seen)
     # Three growth points and nothing: the largest table's. The largest model is the chain of 2 with 3 layers more.

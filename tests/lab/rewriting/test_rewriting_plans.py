@@ -84,7 +84,7 @@ class Skips(nn.Module):
 class Remembers(nn.Module):
     """Changes an attribute, a list or a buffer, by which a later forward may go."""
 
-    def __init__(self, remember: Callable[[nn.Module, Tensor], None]) -> None:
+    def __init__(self, remember: Callable[[Any, Tensor], object]) -> None:
         super().__init__()
         self.layer, self.remember, self.steps, self.seen = nn.Linear(4, 4), remember, 0, [1.0]
         self.count, self.queue = torch.zeros(()), deque([1.0], maxlen=4)
@@ -94,30 +94,6 @@ class Remembers(nn.Module):
         self.remember(self, x)
         result: Tensor = self.layer(x) * self.scale
         return result
-
-
-def _counts(model: Any, _: Tensor) -> None:
-    model.steps += 1
-
-
-def _appends(model: Any, _: Tensor) -> None:
-    model.seen.append(2.0)
-
-
-def _counts_in_place(model: Any, _: Tensor) -> None:
-    model.count.add_(1)
-
-
-def _queues(model: Any, _: Tensor) -> None:
-    model.queue.append(2.0)
-
-
-def _anneals(model: Any, _: Tensor) -> None:
-    model.scale = model.scale * 0.9
-
-
-def _keeps(model: Any, x: Tensor) -> None:
-    model.last = x
 
 
 class Penalised(nn.Module):
@@ -173,12 +149,12 @@ def _hooked() -> nn.Module:
         (Skips(lambda: torch.rand(1).item()), "draws random numbers without an input"),
         (Skips(random.random), "draws random numbers without an input"),
         (Skips(lambda: float(np.random.rand())), "draws random numbers without an input"),
-        (Remembers(_counts), "changes 'steps', an attribute"),
-        (Remembers(_appends), "changes 'seen', an attribute"),
-        (Remembers(_counts_in_place), "changes 'count', an attribute"),
-        (Remembers(_queues), "changes 'queue', an attribute"),
-        (Remembers(_anneals), "changes 'scale', an attribute"),
-        (Remembers(_keeps), "changes 'last', an attribute"),
+        (Remembers(lambda model, _: setattr(model, "steps", model.steps + 1)), "changes 'steps', an attribute"),
+        (Remembers(lambda model, _: model.seen.append(2.0)), "changes 'seen', an attribute"),
+        (Remembers(lambda model, _: model.count.add_(1)), "changes 'count', an attribute"),
+        (Remembers(lambda model, _: model.queue.append(2.0)), "changes 'queue', an attribute"),
+        (Remembers(lambda model, _: setattr(model, "scale", model.scale * 0.9)), "changes 'scale', an attribute"),
+        (Remembers(lambda model, x: setattr(model, "last", x)), "changes 'last', an attribute"),
         (Penalised(), "of a parameter that torch.fx does not follow"),
         (Within(torch.no_grad), "within torch.no_grad, torch.autocast or an autograd"),
         (Within(lambda: torch.autocast("cpu", torch.bfloat16)), "within torch.no_grad, torch.autocast or an autograd"),

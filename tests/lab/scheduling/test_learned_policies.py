@@ -159,12 +159,6 @@ def test_damaged_files_are_refused(data: Any, tmp_path_factory: pytest.TempPathF
         (lambda header, weights: header["lineage"]["serves"].update(maxGpus=9999), "was changed after it was written"),
         (lambda header, weights: header["lineage"].update(actions=["magic"]), "actions are magic"),
         (lambda header, weights: weights.pop("deep.bias"), "'deep.bias' is missing"),
-        (lambda header, weights: weights.update(more=np.zeros(1, np.float32)), "'more' does not belong"),
-        (
-            lambda header, weights: weights.update({"deep.bias": np.zeros(3, np.float32)}),
-            "has shape [3], where [32] is",
-        ),
-        (lambda header, weights: weights["deep.bias"].fill(np.nan), "not finite"),
         (lambda header, weights: weights["deep.bias"].fill(1), "was changed after it was written"),
     ],
 )
@@ -176,7 +170,7 @@ def test_files_that_cannot_be_served_are_refused_with_reasons(change: Any, reaso
     header = json.loads(json.loads(content[8:end])["__metadata__"]["espalier"])
     weights = {name: value.copy() for name, value in load(content).items()}
     change(header, weights)
-    with pytest.raises(LearnedPolicyError, match=reason.replace("[", r"\[")):
+    with pytest.raises(LearnedPolicyError, match=reason):
         parse_policy(save(weights, metadata={"espalier": json.dumps(header)}), "tiny")
 
 

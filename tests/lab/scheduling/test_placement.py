@@ -64,7 +64,6 @@ def test_the_return_is_the_completion_time_whatever_is_chosen(seed: int, shift: 
         observation, reward, over, truncated, info = environment.step(action)
         assert not truncated
         total += reward
-    assert environment.cluster is not None
     assert all(job.completed_at is not None for job in environment.cluster.jobs.values())
     assert -total * 3600 == pytest.approx(info["mean_seconds"] * SMALL.jobs)
     with pytest.raises(ResetNeeded):

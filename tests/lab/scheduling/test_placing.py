@@ -106,16 +106,8 @@ def test_an_empty_node_is_opened_while_gpus_are_plentiful_and_kept_whole_when_th
 def snapshot() -> Snapshot:
     """Return two nodes with two GPUs each; a job of one worker runs on the first, another one waits."""
     terms = JobTerms(min_replicas=1, max_replicas=1, time_budget_seconds=900)
-    runs = JobFacts(
-        key="ns/runs",
-        terms=terms,
-        submitted_at=0.0,
-        admitted_at=1.0,
-        gpu_type="a",
-        has_reported=True,
-        training=True,
-        leader_running=True,
-    )
+    trains = {"admitted_at": 1.0, "gpu_type": "a", "has_reported": True, "training": True, "leader_running": True}
+    runs = JobFacts(key="ns/runs", terms=terms, submitted_at=0.0, **trains)
     worker = Worker(
         name="runs-0", job="ns/runs", role=WorkerRole.BASE, index=0, node="n1", gpus=1, state=WorkerState.RUNNING
     )

@@ -82,25 +82,21 @@ def test_what_cannot_be_learnt_from_is_reported(
     assert complaint in done.output
 
 
-@pytest.mark.parametrize("seed", ["-1", str(2**32)])
-def test_a_seed_that_cannot_be_is_reported_before_anything_is_learnt(tmp_path: Path, seed: str) -> None:
-    arguments = ["policies", "retrain", str(tmp_path), "--output", str(tmp_path / "own.safetensors"), "--seed", seed]
-    done = CliRunner().invoke(cli, arguments)
-    assert done.exit_code == 2
-    assert f"{seed} is not in the range 0<=x<=4294967295" in done.output
-
-
 @pytest.mark.parametrize(
-    ("name", "complaint"),
+    ("option", "value", "complaint"),
     [
-        ("fair", "--name: fair is a rule that the file is compared with; choose another name"),
-        ("", "--name: '' has 0 characters; give 1 to 100"),
-        ("n" * 101, "has 101 characters; give 1 to 100"),
+        ("--seed", "-1", "-1 is not in the range 0<=x<=4294967295"),
+        ("--seed", str(2**32), "4294967296 is not in the range 0<=x<=4294967295"),
+        # With the name of a rule, the figures of that rule would be shown as those of the file.
+        ("--name", "fair", "--name: fair is a rule that the file is compared with; choose another name"),
+        ("--name", "", "--name: '' has 0 characters; give 1 to 100"),
+        ("--name", "n" * 101, "has 101 characters; give 1 to 100"),
     ],
 )
-def test_a_name_that_cannot_be_is_reported_before_anything_is_learnt(tmp_path: Path, name: str, complaint: str) -> None:
-    """With the name of a rule, the figures of that rule would be shown as those of the file."""
-    arguments = ["policies", "retrain", str(tmp_path), "--output", str(tmp_path / "own.safetensors"), "--name", name]
+def test_an_option_that_cannot_be_is_reported_before_anything_is_learnt(
+    tmp_path: Path, option: str, value: str, complaint: str
+) -> None:
+    arguments = ["policies", "retrain", str(tmp_path), "--output", str(tmp_path / "own.safetensors"), option, value]
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 2
     assert complaint in done.output

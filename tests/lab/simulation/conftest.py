@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from espalier_lab.simulator.profiles import Profiles
+
 
 @pytest.fixture(scope="session")
 def pollux(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -16,6 +18,11 @@ def pollux(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def gavel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpacked("gavel", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def profiles(pollux: Path) -> Profiles:
+    return Profiles(pollux / "traces")
 
 
 def unpacked(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -9,19 +9,16 @@ from typing import Any
 
 import pytest
 
-from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
-from espalier_lab.simulator.outcome import outcome_of
-from espalier_lab.simulator.typed import TypedRounds
 from espalier_operator.policies.leases import ALLOCATION_SECONDS
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, View
+from small_simulations import on_types
 
 
 @pytest.mark.parametrize(("seed", "published"), [(0, 17_379.4), (1, 18_148.7)])
 def test_it_is_as_fast_as_published(seed: int, published: float, gavel: Path) -> None:
-    jobs = read_gavel(gavel / "max_min_fairness.trace", Throughputs(gavel))
-    TypedRounds(jobs, nodes_by_type("8:16:24"), configured(f"gandiva:seed={seed}")).run()
-    assert outcome_of(jobs, 48).average_jct == pytest.approx(published, rel=0.05)
+    found = on_types(gavel / "max_min_fairness.trace", f"gandiva:seed={seed}")
+    assert found.average_jct == pytest.approx(published, rel=0.05)
 
 
 class Packed:

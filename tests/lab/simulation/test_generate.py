@@ -8,20 +8,15 @@ import statistics
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_lab.commands.simulate_command import simulate
 from espalier_lab.intervals import Interval
 from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.gavel import Throughputs
 from espalier_lab.simulator.generate import GENERATORS, Diurnal, Poisson, generate, generate_typed
 from espalier_operator.policies.settings import takes_seed
-
-
-def simulated(*arguments: object) -> Result:
-    return CliRunner().invoke(simulate, [str(each) for each in arguments], catch_exceptions=False)
+from small_simulations import figures, refusal, simulated
 
 
 @given(st.sampled_from(sorted(GENERATORS)), st.integers(0, 99), st.integers(2, 60), st.sampled_from([1, 3, 64]))
@@ -125,7 +120,7 @@ def test_bad_settings_are_named(text: str, complaint: str) -> None:
         generate(text, 0, 8)
     assert complaint in str(error.value)
     assert text in str(error.value)
-    assert simulated(text, "--cluster", "2x4").exit_code == 2
+    refusal(text, "--cluster", "2x4")
 
 
 def test_durations_of_the_heaviest_tail_are_numbers() -> None:
@@ -135,8 +130,7 @@ def test_durations_of_the_heaviest_tail_are_numbers() -> None:
 
 def test_what_is_named_twice_is_no_further_sample() -> None:
     trace = "generate:poisson:jobs=3"
-    arguments = (trace, trace, "--cluster", "2x4", "--policy", "fifo", "--policy", "fifo", "--seeds", 2, "--json")
-    found = json.loads(simulated(*arguments).stdout)
+    found = figures(trace, trace, "--cluster", "2x4", "--policy", "fifo", "--policy", "fifo", "--seeds", 2)
     assert [mean["seeds"] for mean in found["means"]] == [2]
 
 
@@ -149,9 +143,8 @@ def test_the_interval_of_a_mean_is_student_s() -> None:
 
 def test_seeds_have_runs_means_and_paired_differences() -> None:
     trace = "generate:poisson:jobs=30,load=2,sigma=1"
-    done = simulated(trace, "--cluster", "2x4", "--policy", "fifo", "--policy", "las", "--seeds", 3, "--json")
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
+    arguments = (trace, "--cluster", "2x4", "--policy", "fifo", "--policy", "las", "--seeds", 3)
+    found = figures(*arguments)
     jcts: dict[str, list[float]] = {"fifo": [], "las": []}
     for run in found["runs"]:
         assert run["trace"] == trace
@@ -165,7 +158,7 @@ def test_seeds_have_runs_means_and_paired_differences() -> None:
     pairs = list(zip(jcts["las"], jcts["fifo"], strict=True))
     assert difference["averageJctSeconds"]["mean"] == pytest.approx(statistics.fmean(a - b for a, b in pairs))
     assert difference["lowerJctSeeds"] == sum(a < b for a, b in pairs)
-    table = simulated(trace, "--cluster", "2x4", "--policy", "fifo", "--policy", "las", "--seeds", 3)
+    table = simulated(*arguments)
     assert "±" in table.stdout
     assert f"{difference['lowerJctSeeds']} of 3" in table.stdout
 
@@ -173,9 +166,7 @@ def test_seeds_have_runs_means_and_paired_differences() -> None:
 def test_seeds_are_those_of_policies_too_where_they_draw(gavel: Path, tmp_path: Path) -> None:
     trace = gavel / "max_min_fairness.trace"
     options = ["--format", "gavel", "--cluster", "8:16:24"]
-    done = simulated(trace, *options, "--policy", "gandiva", "--policy", "goodput", "--seeds", 2, "--json")
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
+    found = figures(trace, *options, "--policy", "gandiva", "--policy", "goodput", "--seeds", 2)
     jcts = {
         policy: {run.get("seed"): run["averageJctSeconds"] for run in found["runs"] if run["policy"] == policy}
         for policy in ("gandiva", "goodput")
@@ -188,9 +179,9 @@ def test_seeds_are_those_of_policies_too_where_they_draw(gavel: Path, tmp_path: 
     assert difference["averageJctSeconds"]["high"] is not None
     plain = tmp_path / "t.csv"
     plain.write_text("timestamp,duration,num_gpus\n0,60,1\n")
-    refused = simulated(plain, "--cluster", "1x1", "--policy", "fifo", "--seeds", 2)
-    assert refused.exit_code == 2
-    assert "--seeds 2: nothing is drawn at random" in refused.output
+    assert "--seeds 2: nothing is drawn at random" in refusal(
+        plain, "--cluster", "1x1", "--policy", "fifo", "--seeds", 2
+    )
 
 
 def test_what_is_not_drawn_is_simulated_once(tmp_path: Path) -> None:
@@ -198,7 +189,7 @@ def test_what_is_not_drawn_is_simulated_once(tmp_path: Path) -> None:
     fixed, drawn = tmp_path / "t.csv", "generate:poisson:jobs=5,sigma=1"
     fixed.write_text("timestamp,duration,num_gpus\n0,60,1\n")
     arguments = (fixed, drawn, "--cluster", "1x1", "--policy", "fifo", "--policy", "las", "--seeds", 3)
-    found = json.loads(simulated(*arguments, "--json").stdout)
+    found = figures(*arguments)
     assert [(mean["trace"], mean["seeds"]) for mean in found["means"]] == [
         *((str(fixed), 1) for _ in range(2)),
         *((drawn, 3) for _ in range(2)),
@@ -231,6 +222,6 @@ def test_a_policy_takes_a_seed_where_it_draws(policy: str, typed: bool, continuo
 @pytest.mark.parametrize("options", [("gavel",), ("fifo", "--driver", "plan")])
 def test_seeds_of_policies_that_draw_nothing_are_refused(options: tuple[str, ...], gavel: Path) -> None:
     trace = gavel / "max_min_fairness.trace"
-    done = simulated(trace, "--format", "gavel", "--cluster", "8:16:24", "--seeds", 2, "--policy", *options)
-    assert done.exit_code == 2
-    assert "--seeds 2: nothing is drawn at random" in done.output
+    assert "--seeds 2: nothing is drawn at random" in refusal(
+        trace, "--format", "gavel", "--cluster", "8:16:24", "--seeds", 2, "--policy", *options
+    )

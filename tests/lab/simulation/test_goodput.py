@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from espalier_lab.simulator.cluster import nodes_of
-from espalier_lab.simulator.jobs import FixedJob, ProfiledJob
+from espalier_lab.simulator.jobs import FixedJob
 from espalier_lab.simulator.profiles import Profiles
 from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_lab.simulator.traces import read_pollux
@@ -24,11 +24,6 @@ from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, View
 
 LOADS = {"half-load": "half-load-", "full-load": "", "double-load": "double-load-"}
-
-
-@pytest.fixture(scope="module")
-def profiles(pollux: Path) -> Profiles:
-    return Profiles(pollux / "traces")
 
 
 @pytest.mark.sweep("traces of Pollux")
@@ -56,8 +51,6 @@ def test_the_batch_size_is_the_best_one_for_the_workers(pollux: Path, profiles: 
     free = read_pollux(path, profiles, Elasticity.WORKERS_AND_BATCH)
     for job in free:
         other = fixed[job.name]
-        assert isinstance(job, ProfiledJob)
-        assert isinstance(other, ProfiledJob)
         workers = min(4, job.most_workers, other.most_workers)
         # Fifty sizes are compared: the author's may lie between two of them.
         assert job.goodput(1, workers) >= 0.98 * other.goodput(1, workers)

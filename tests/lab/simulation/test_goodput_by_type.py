@@ -10,21 +10,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
-from espalier_lab.simulator.outcome import SimulationOutcome, outcome_of
 from espalier_lab.simulator.typed import TypedRounds
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, View
-
-
-def simulated(trace: Path, policy: str = "goodput") -> SimulationOutcome:
-    jobs = read_gavel(trace, Throughputs(trace.parent))
-    TypedRounds(jobs, nodes_by_type("8:16:24"), configured(policy)).run()
-    return outcome_of(jobs, 48)
+from small_simulations import on_types
 
 
 def test_mean_completion_times_are_below_those_of_gavel(gavel: Path) -> None:
     """Published, of Gavel's least attained service: 14,622.8 and 35,659.0 s; makespans of 63,945 and 68,521.8 s."""
-    one, other = simulated(gavel / "max_min_fairness.trace"), simulated(gavel / "minimize_makespan.trace")
+    one, other = (on_types(gavel / f"{name}.trace", "goodput") for name in ("max_min_fairness", "minimize_makespan"))
     assert one.average_jct <= 14_622.8 * 0.95
     assert other.average_jct <= 35_659.0 * 0.85
     assert one.makespan <= 63_945
@@ -33,7 +27,7 @@ def test_mean_completion_times_are_below_those_of_gavel(gavel: Path) -> None:
 
 def test_the_makespan_is_below_that_of_gavel_where_it_is_the_objective(gavel: Path) -> None:
     """Published, of its policy for makespans, which knows how long jobs take too: 64,720.8 s."""
-    assert simulated(gavel / "minimize_makespan.trace", "goodput:objective=makespan").makespan <= 64_720.8
+    assert on_types(gavel / "minimize_makespan.trace", "goodput:objective=makespan").makespan <= 64_720.8
 
 
 class Speeds:

@@ -6,22 +6,20 @@ import json
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_agent.data import carried_tables
 from espalier_core.types.outcomes import OutcomeTable
-from espalier_lab.commands.simulate_command import simulate
 from espalier_lab.simulator.growth import GrowingJob, GrowthCurve, growth_curve, growth_curves
 from espalier_lab.simulator.jobs import FixedJob, SimulatedJob
 from espalier_lab.simulator.latencies import LATENCIES
 from espalier_lab.simulator.planned import Planned
 from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_operator.policies.settings import configured
+from small_simulations import figures, refusal
 
 CURVE = GrowthCurve(model="m", moments=(0.2, 0.6), gains=((0.0, 0.1, 0.3), (0.0, 0.05, 0.1)), waits=(0.1, 0.2))
 
@@ -108,7 +106,6 @@ def test_a_job_gains_by_the_gpu_that_is_lent_to_it_and_takes_no_less_time(latenc
     assert (alone.first_lent_at, alone.decisions, alone.accuracy_gained) == (None, 0, 0.0)
     lent = GrowingJob("a", 0.0, 2, 3000.0, CURVE)
     simulated(lent, gpus=3, latency=latency)
-    assert lent.first_lent_at is not None
     assert lent.first_lent_at < 0.1
     assert (lent.decisions, lent.accuracy_gained) == (2, pytest.approx(0.3))
     assert lent.completed_at == alone.completed_at
@@ -119,7 +116,6 @@ def test_a_gpu_that_comes_late_or_goes_early_gains_less(latency: str | None) -> 
     """The other job has the third GPU for the first half, or from the fifth minute on."""
     late, first = GrowingJob("late", 0.0, 2, 3000.0, CURVE), FixedJob("f", 0.0, 1, 1500.0)
     simulated(late, first, gpus=3, latency=latency)
-    assert late.first_lent_at is not None
     assert 0.4 < late.first_lent_at < 0.6
     assert late.accuracy_gained == pytest.approx(CURVE.gain(late.first_lent_at, 2))
     short, then = GrowingJob("short", 0.0, 2, 3000.0, CURVE), FixedJob("t", 500.0, 1, 9000.0)
@@ -128,34 +124,22 @@ def test_a_gpu_that_comes_late_or_goes_early_gains_less(latency: str | None) -> 
     assert 0.05 <= short.accuracy_gained <= 0.1
 
 
-def run(*options: object) -> Result:
-    return CliRunner().invoke(simulate, [str(option) for option in options])
-
-
-def figures(*options: object) -> dict[str, Any]:
-    done = run(*options, "--json")
-    assert done.exit_code == 0, done.output
-    (found,) = json.loads(done.stdout)["runs"]
-    return dict(found)
-
-
 def test_a_column_of_a_trace_names_the_model_by_which_a_job_grows(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("num_gpus,growth,duration,timestamp\n1,digits,3000,0\n1,,3000,0\n")
-    found = figures(trace, "--cluster", "1x4")
+    (found,) = figures(trace, "--cluster", "1x4")["runs"]
     assert found["accuracyGained"] > 0.1
     assert found["notApplicable"] == {}
     trace.write_text(trace.read_text().replace("digits", "resnet"))
-    done = run(trace, "--cluster", "1x4")
-    assert f"{trace}:2: growth: is 'resnet'; growth was measured of cifar8, digits" in done.output
+    assert f"{trace}:2: growth: is 'resnet'; growth was measured of cifar8, digits" in refusal(
+        trace, "--cluster", "1x4"
+    )
 
 
 def test_generated_jobs_grow_in_part_and_are_the_same_otherwise() -> None:
     trace = "generate:poisson:jobs=30,sigma=1"
-    still = figures(trace, "--cluster", "2x8")
-    grown = figures(trace + ",growing=0.5", "--cluster", "2x8")
+    (still,), (grown,) = (figures(trace + growing, "--cluster", "2x8")["runs"] for growing in ("", ",growing=0.5"))
     assert still["accuracyGained"] is None
     assert grown["accuracyGained"] > 0
     assert grown["averageJctSeconds"] == pytest.approx(still["averageJctSeconds"], rel=0.01)
-    done = run(trace + ",growing=2", "--cluster", "2x8")
-    assert "growing: 2 is not between 0 and 1" in done.output
+    assert "growing: 2 is not between 0 and 1" in refusal(trace + ",growing=2", "--cluster", "2x8")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from espalier_core.estimates.goodput import StepTime
 from espalier_lab.commands.simulate_command import simulate
@@ -27,6 +27,7 @@ from espalier_operator.model import JobFacts, JobTerms, Snapshot
 from espalier_operator.model.actions import DECISIONS, EARLIER, Plan
 from espalier_operator.policies.settings import configured
 from policy_files import write_giving
+from small_simulations import figures, refusal, simulated
 
 NODES = (SimulatedNode("a", 4), SimulatedNode("b", 2))
 EPOCH = 1_700_000_000.0
@@ -88,8 +89,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "audit"
 
 
-def replayed(folder: Path, *options: object) -> Result:
-    return CliRunner().invoke(simulate, [str(folder), "--format", "audit", *map(str, options)], catch_exceptions=False)
+AUDIT = ("--format", "audit")
 
 
 def test_what_happened_is_read_as_it_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,6 @@ def test_what_happened_is_read_as_it_happened(tmp_path: Path, monkeypatch: pytes
         assert past.submitted_at == pytest.approx(job.submitted_at - EPOCH)
         assert (past.requested, past.evictions, past.priority) == (job.requested, job.evictions, job.priority)
         assert job.completed_at is not None
-        assert past.completed_at is not None
         assert 0 <= past.completed_at - (job.completed_at - EPOCH) <= 60, "recorded by the next plan"
         assert past.service == pytest.approx(job.service, rel=0.1)
 
@@ -123,14 +122,12 @@ def test_jobs_are_replayed_with_their_arrivals_sizes_priorities_and_durations(fo
 
 def test_the_same_policy_gives_about_what_happened_and_another_one_does_not(folder: Path) -> None:
     same = "las:thresholds=600/1200,lend=false"
-    options = ("--driver", "plan", "--latency", "realistic", "--policy", same, "--policy", "fifo", "--json")
-    done = replayed(folder, *options)
-    assert done.exit_code == 0, done.output
-    happened, again, other = json.loads(done.stdout)["runs"]
+    options = ("--driver", "plan", "--latency", "realistic", "--policy", same, "--policy", "fifo")
+    happened, again, other = figures(folder, *AUDIT, *options)["runs"]
     assert (happened["policy"], happened["driver"], happened["jobs"]) == ("happened", "history", 12)
     assert again["averageJctSeconds"] == pytest.approx(happened["averageJctSeconds"], rel=0.1)
     assert other["evictions"] == 0 < happened["evictions"]
-    table = replayed(folder, "--policy", "fifo", "--cluster", "1x64")
+    table = simulated(folder, *AUDIT, "--policy", "fifo", "--cluster", "1x64")
     assert table.exit_code == 0, table.output
     assert "happened" in table.stdout
 
@@ -147,9 +144,8 @@ def test_a_log_that_ends_before_its_jobs_replays_them_for_their_budget(folder: P
     for file in sorted(folder.glob("*.json.gz"))[:3]:  # the oldest snapshots are removed first
         file.unlink()
     assert read_history(folder).jobs()
-    done = replayed(folder, "--policy", "fifo", "--json")
-    assert done.exit_code == 0, done.output
-    assert len({run["jobs"] for run in json.loads(done.stdout)["runs"]}) == 1, "the same jobs are compared"
+    replayed = figures(folder, *AUDIT, "--policy", "fifo")["runs"]
+    assert len({run["jobs"] for run in replayed}) == 1, "the same jobs are compared"
 
 
 @pytest.mark.parametrize(
@@ -173,10 +169,7 @@ def test_a_log_that_ends_before_its_jobs_replays_them_for_their_budget(folder: P
         ),
         ('{"at": 1, "snapshot": "bad.json.gz", "actions": []}', "bad.json.gz: "),
         ('{"at": 1, "snapshot": "../gone", "actions": []}', "no job of the audit log ran on a GPU"),
-        (
-            '{"at": 1, "snapshot": "gone", "policy": "a\u2028b", "actions": []}',
-            "no job of the audit log ran on a GPU",
-        ),
+        ('{"at": 1, "snapshot": "gone", "policy": "a\u2028b", "actions": []}', "no job of the audit log ran on a GPU"),
     ],
 )
 def test_damaged_logs_are_named(line: str, complaint: str, tmp_path: Path) -> None:
@@ -194,9 +187,7 @@ def test_options_of_a_history_are_checked(folder: Path, tmp_path: Path) -> None:
         ((folder, "--seeds", 2), "nothing is drawn at random"),
         ((folder, "--cluster", "1x1", "--policy", "fifo"), "needs 2 GPUs; the cluster has 1"),
     ):
-        done = replayed(*arguments)  # type: ignore[arg-type]
-        assert done.exit_code == 2
-        assert complaint in done.output
+        assert complaint in refusal(*arguments, *AUDIT)
     done = CliRunner().invoke(simulate, ["t.csv"])
     assert done.exit_code != 0
     assert "--cluster: is missing; only --format audit knows its cluster" in str(done.output) + str(done.exception)
@@ -206,8 +197,7 @@ def test_a_job_that_was_alone_on_the_cluster_was_treated_fairly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operated(tmp_path, "fifo", monkeypatch, [FixedJob("team/alone", EPOCH + 410.0, 2, 900.0)])
-    found = json.loads(replayed(tmp_path, "--policy", "fifo", "--json").stdout)
-    for run in found["runs"]:  # what happened, and the same by rounds
+    for run in figures(tmp_path, *AUDIT, "--policy", "fifo")["runs"]:  # what happened, and the same by rounds
         assert run["finishTimeFairness"] == {
             "mean": pytest.approx(1.0, abs=1e-4),
             "worst": pytest.approx(1.0, abs=1e-4),
@@ -225,9 +215,7 @@ def test_a_log_in_milliseconds_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_shadow_of_the_operators_own_policy_decides_the_same_and_another_one_does_not(folder: Path) -> None:
     same = "las:thresholds=600/1200,lend=false"
-    done = replayed(folder, "--shadow", same, "--json")
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
+    found = figures(folder, *AUDIT, "--shadow", same)
     assert [run["policy"] for run in found["runs"]] == ["happened", same]
     (shadow,) = found["shadows"]
     assert shadow["same"] == shadow["plans"] == len((folder / DECISIONS).read_text().splitlines())
@@ -237,9 +225,7 @@ def test_a_shadow_of_the_operators_own_policy_decides_the_same_and_another_one_d
 def test_a_policy_file_is_shadowed_and_its_completion_times_are_estimated(folder: Path, tmp_path: Path) -> None:
     learned = f"learned:file={write_giving(tmp_path / 'tiny.safetensors')}"
     options = ("--shadow", learned, "--driver", "plan", "--latency", "realistic")
-    done = replayed(folder, *options, "--json")
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
+    found = figures(folder, *AUDIT, *options)
     happened, again, estimated = found["runs"]
     assert [happened["policy"], again["policy"], estimated["policy"]] == [
         "happened",
@@ -251,7 +237,7 @@ def test_a_policy_file_is_shadowed_and_its_completion_times_are_estimated(folder
     assert 0 < shadow["same"] < shadow["plans"]
     assert {"operator", "shadow", "job", "at"} == shadow["differences"][0].keys()
     (folder / DECISIONS).with_name(sorted(folder.glob("*.json.gz"))[0].name).unlink()
-    table = replayed(folder, "--shadow", learned, "--policy", "fifo")
+    table = simulated(folder, *AUDIT, "--shadow", learned, "--policy", "fifo")
     assert "The snapshots of 1 others were removed." in table.stdout
     assert f"of {shadow['plans'] - 1} recorded plans, {learned} decides " in table.stdout
     done = CliRunner().invoke(simulate, [str(folder), "--cluster", "1x4", "--shadow", "fair"])

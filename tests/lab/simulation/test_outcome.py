@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_lab.commands.simulate_command import simulate
 from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
 from espalier_lab.simulator.jobs import FixedJob
 from espalier_lab.simulator.latencies import LATENCIES
@@ -23,6 +20,7 @@ from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_lab.simulator.traces import read_pollux
 from espalier_lab.simulator.typed import TypedRounds
 from espalier_operator.policies.settings import configured
+from small_simulations import figures, on_types
 
 
 def ended(submitted: float, gpus: int, duration: float, completed: float) -> FixedJob:
@@ -37,13 +35,11 @@ def test_finish_time_fairness_on_paper() -> None:
     found = fairness_of(jobs, 4)
     # N is 5/3 for the first, which needs all 4 GPUs, and 3/2 for the second, whose part is more than the 1 it needs.
     first, second = 150 / (100 * 5 / 3), 200 / 100
-    assert found is not None
     assert (found.mean, found.worst, found.unfair) == (pytest.approx((first + second) / 2), second, 0.5)
 
 
 def test_a_job_alone_on_the_cluster_is_treated_fairly() -> None:
     found = fairness_of([ended(10.0, 4, 100.0, 110.0)], 4)
-    assert found is not None
     assert (found.mean, found.worst, found.unfair) == (1.0, 1.0, 0.0)
 
 
@@ -99,19 +95,12 @@ def test_a_job_of_pollux_alone_is_treated_fairly(driver: str, size: int, pollux:
 
 def alone_is_fair(jobs: Sequence[EndedJob], gpus: int) -> None:
     found = outcome_of(jobs, gpus).fairness
-    assert found is not None
     assert (found.mean, found.worst, found.unfair) == (pytest.approx(1.0), pytest.approx(1.0), 0.0)
 
 
 def test_gavel_is_fairer_than_first_come_first_served(gavel: Path) -> None:
-    found = {}
-    for policy in ("gavel", "fifo"):
-        jobs = read_gavel(gavel / "max_min_fairness.trace", Throughputs(gavel))
-        TypedRounds(jobs, nodes_by_type("8:16:24"), configured(policy)).run()
-        found[policy] = outcome_of(jobs, 48).fairness
-    assert found["gavel"] is not None
-    assert found["fifo"] is not None
-    assert found["gavel"].worst < 1.2 < 5 < found["fifo"].worst
+    fair, unfair = (on_types(gavel / "max_min_fairness.trace", policy).fairness for policy in ("gavel", "fifo"))
+    assert fair.worst < 1.2 < 5 < unfair.worst
 
 
 @pytest.mark.parametrize("form", ["csv", "pollux", "gavel"])
@@ -126,9 +115,7 @@ def test_all_formats_have_all_metrics(form: str, pollux: Path, gavel: Path, tmp_
     else:
         trace, cluster = gavel / "max_min_fairness.trace", "8:16:24"
     options = ["--format", form, "--cluster", cluster, "--policy", "fifo", "--policy", "gandiva"]
-    done = CliRunner().invoke(simulate, [str(trace), *options, *profiles, "--json"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    for run in json.loads(done.stdout)["runs"]:
+    for run in figures(trace, *options, *profiles)["runs"]:
         assert 0 < run["medianJctSeconds"] <= run["p99JctSeconds"] <= run["makespanSeconds"]
         assert 0 < run["utilisation"] <= 1
         assert 0 <= run["evictions"] <= run["preemptions"]

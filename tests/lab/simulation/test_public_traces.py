@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from espalier_lab.commands.simulate_command import simulate
 from espalier_lab.simulator.columns import Selection
 from espalier_lab.simulator.traces import FIELDS, TABLES, TraceReading
+from small_simulations import figures, refusal, simulated
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "simulator.md"
 HELIOS = """\
@@ -91,10 +90,6 @@ PHILLY = [
     philly("4", "2017-10-07 01:12:39", attempt("2017-10-07 01:13:00", "2017-10-07 01:14:00", 8, 4), status="Killed"),
     philly("5", "None", attempt("2017-10-07 01:13:00", "2017-10-07 01:14:00", 1)),
 ]
-
-
-def simulated(path: Path, *options: object) -> Result:
-    return CliRunner().invoke(simulate, [str(path), *map(str, options)], catch_exceptions=False)
 
 
 NOTHING = "have no GPUs, or ended at once: they are left out"
@@ -172,12 +167,7 @@ NEVER = "did not start, or did not end: they are left out"
     ],
 )
 def test_traces_are_read_as_published_by_the_commands_of_the_page(
-    name: str,
-    text: str,
-    keep: tuple[str, ...],
-    jobs: list[tuple[float, int, float]],
-    notes: list[str],
-    tmp_path: Path,
+    name: str, text: str, keep: tuple[str, ...], jobs: list[tuple[float, int, float]], notes: list[str], tmp_path: Path
 ) -> None:
     (row,) = (line for line in PAGE.read_text().splitlines() if line.startswith(f"| {name}") and "espalier" in line)
     file, *options = [*shlex.split(re.findall("`espalier simulate ([^`]+)`", row)[0]), *keep]
@@ -215,12 +205,10 @@ def test_traces_are_read_as_published_by_the_commands_of_the_page(
 def test_what_is_not_as_in_philly_is_named(found: object, complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(found if isinstance(found, str) else json.dumps(found))
-    done = simulated(path, "--format", "philly", "--cluster", "1x8")
-    assert done.exit_code == 2
-    assert complaint in done.output
-    done = simulated(path, "--cluster", "1x8")
-    assert done.exit_code == 2
-    assert "is JSON, not a table; if it is cluster_job_log of Philly, add --format philly" in done.output
+    assert complaint in refusal(path, "--format", "philly", "--cluster", "1x8")
+    assert "is JSON, not a table; if it is cluster_job_log of Philly, add --format philly" in refusal(
+        path, "--cluster", "1x8"
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,9 +238,7 @@ def test_what_is_not_as_in_philly_is_named(found: object, complaint: str, tmp_pa
 def test_options_that_do_not_fit_a_trace_are_named(options: tuple[str, ...], complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "t"
     path.write_text(ALIBABA_2023)
-    done = simulated(path, "--cluster", "1x8", *options)
-    assert done.exit_code == 2
-    assert complaint in done.output
+    assert complaint in refusal(path, "--cluster", "1x8", *options)
 
 
 def test_lines_that_cannot_be_used_are_skipped_and_counted(tmp_path: Path) -> None:
@@ -268,40 +254,32 @@ def test_lines_that_cannot_be_used_are_skipped_and_counted(tmp_path: Path) -> No
     )
     assert json.loads(done.stdout)["runs"][0]["jobs"] == 1
     path.write_text("timestamp,duration,num_gpus\n0,x,1\n")
-    done = simulated(path, "--cluster", "1x1", "--skip", "bad")
-    assert done.exit_code == 2
-    assert "1 of 1 jobs cannot be used, the first: " in done.output
+    assert "1 of 1 jobs cannot be used, the first: " in refusal(path, "--cluster", "1x1", "--skip", "bad")
 
 
 def test_jobs_larger_than_the_cluster_are_counted_and_can_be_skipped(gavel: Path, tmp_path: Path) -> None:
     path = tmp_path / "t"
     path.write_text("timestamp,duration,num_gpus\n0,60,9\n1,60,1\n2,60,64\n3,60,8\n")
     for driver in ("rounds", "plan"):
-        done = simulated(path, "--cluster", "1x8", "--driver", driver)
-        assert done.exit_code == 2
         assert (
             f"{path}:2: num_gpus: job job-2: needs 9 GPUs; the cluster has 8, too few also for 1 other of up to 64: "
             "name a larger --cluster, or leave out such jobs with --skip larger"
-        ) in done.output
+        ) in refusal(path, "--cluster", "1x8", "--driver", driver)
     done = simulated(path, "--cluster", "1x8", "--skip", "larger", "--policy", "fifo", "--policy", "optimus", "--json")
     assert done.exit_code == 0, done.output
     assert done.stderr.strip() == f"{path}: 2 of 4 jobs need more GPUs than the cluster has: they are left out"
     assert [run["jobs"] for run in json.loads(done.stdout)["runs"]] == [2, 2]
-    done = simulated(path, "--cluster", "1x1", "--skip", "larger", "--skip", "bad", "--columns", "num_gpus=8")
-    assert done.exit_code == 2
-    assert f"{path}: all of its 4 jobs need more GPUs than the cluster has" in done.output
+    assert f"{path}: all of its 4 jobs need more GPUs than the cluster has" in refusal(
+        path, "--cluster", "1x1", "--skip", "larger", "--skip", "bad", "--columns", "num_gpus=8"
+    )
     trace = gavel / "max_min_fairness.trace"
-    done = simulated(trace, "--format", "gavel", "--cluster", "1:1:1", "--policy", "fifo", "--skip", "larger", "--json")
-    assert done.exit_code == 0, done.output
-    assert 0 < json.loads(done.stdout)["runs"][0]["jobs"] < 96
+    (found,) = figures(trace, "--format", "gavel", "--cluster", "1:1:1", "--policy", "fifo", "--skip", "larger")["runs"]
+    assert 0 < found["jobs"] < 96
 
 
 def test_the_sample_trace_needs_no_options() -> None:
     path = Path(__file__).parents[3] / "examples" / "traces" / "sample.csv"
-    done = simulated(
-        path, "--cluster", "4x8", "--policy", "fifo", "--policy", "las", "--keep", "state=COMPLETED", "--json"
-    )
-    assert done.exit_code == 0, done.output
-    fifo, las = json.loads(done.stdout)["runs"]
+    options = ["--policy", "fifo", "--policy", "las", "--keep", "state=COMPLETED"]
+    fifo, las = figures(path, "--cluster", "4x8", *options)["runs"]
     assert 90 < fifo["jobs"] == las["jobs"] < 120
     assert las["averageJctSeconds"] < fifo["averageJctSeconds"]

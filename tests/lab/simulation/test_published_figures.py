@@ -18,11 +18,6 @@ from espalier_operator.policies.settings import configured
 LOADS = {"half-load": "half-load-", "full-load": "", "double-load": "double-load-"}
 
 
-@pytest.fixture(scope="module")
-def profiles(pollux: Path) -> Profiles:
-    return Profiles(pollux / "traces")
-
-
 @pytest.mark.sweep("traces of Pollux")
 @pytest.mark.parametrize("workload", [1, 2, 3, 6])
 @pytest.mark.parametrize("load", LOADS)

@@ -6,29 +6,22 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from espalier_lab.commands.simulate_command import simulate
 from espalier_lab.simulator.holdings import HeldSpan, hold
-
-HEADER = "timestamp,duration,num_gpus\n"
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(simulate, [str(argument) for argument in arguments], catch_exceptions=False)
+from small_simulations import figures, refusal, simulated
 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.csv"
-    path.write_text(HEADER + "2017-10-09 07:00:00,600,2\n2017-10-09 07:01:00,60.5,1\n2017-10-09 06:59:00,9,0\n")
+    path.write_text(
+        "timestamp,duration,num_gpus\n2017-10-09 07:00:00,600,2\n2017-10-09 07:01:00,60.5,1\n2017-10-09 06:59:00,9,0\n"
+    )
     return path
 
 
 def test_json_for_scripts(trace: Path) -> None:
-    done = run(trace, "--cluster", "1x2", "--policy", "fifo", "--policy", "las:thresholds=100", "--json")
-    assert done.exit_code == 0, done.output
-    runs = json.loads(done.stdout)["runs"]
+    runs = figures(trace, "--cluster", "1x2", "--policy", "fifo", "--policy", "las:thresholds=100")["runs"]
     assert [(each["policy"], each["driver"], each["jobs"]) for each in runs] == [
         ("fifo", "rounds", 2),
         ("las:thresholds=100", "rounds", 2),
@@ -46,9 +39,8 @@ def test_json_for_scripts(trace: Path) -> None:
 def test_both_drivers_agree_where_nothing_takes_time(trace: Path) -> None:
     found = {}
     for driver in ("rounds", "plan"):
-        done = run(trace, "--cluster", "1x2", "--policy", "las:thresholds=100", "--driver", driver, "--json")
-        assert done.exit_code == 0, done.output
-        found[driver] = json.loads(done.stdout)["runs"][0] | {"seconds": 0}
+        (one,) = figures(trace, "--cluster", "1x2", "--policy", "las:thresholds=100", "--driver", driver)["runs"]
+        found[driver] = one | {"seconds": 0}
     assert found["plan"].pop("driver") == "plan"
     assert found["rounds"].pop("driver") == "rounds"
     assert found["plan"] == found["rounds"]
@@ -58,52 +50,17 @@ def test_both_drivers_agree_where_nothing_takes_time(trace: Path) -> None:
 def test_what_takes_time_and_who_yields_can_be_chosen(trace: Path) -> None:
     found = {}
     for options in ((), ("--latency", "realistic"), ("--base-preemption", "Never")):
-        done = run(trace, "--cluster", "1x2", "--policy", "las:thresholds=100", "--driver", "plan", "--json", *options)
-        assert done.exit_code == 0, done.output
-        found[options[-1] if options else "none"] = json.loads(done.stdout)["runs"][0]
+        planned = ("--cluster", "1x2", "--policy", "las:thresholds=100", "--driver", "plan")
+        found[options[-1] if options else "none"] = figures(trace, *planned, *options)["runs"][0]
     assert found["none"]["averageJctSeconds"] < found["realistic"]["averageJctSeconds"]
     assert (found["none"]["evictions"], found["Never"]["evictions"]) == (1, 0)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--latency", "none"], "--latency none: nothing takes time or asks for leave with --driver rounds; add"),
-        (["--base-preemption", "Never"], "--base-preemption Never: nothing takes time"),
-    ],
-)
-def test_what_a_driver_does_not_know_is_refused(arguments: list[str], complaint: str, trace: Path) -> None:
-    done = run(trace, "--cluster", "1x2", *arguments)
-    assert done.exit_code == 2
-    assert complaint in done.output
-
-
 def test_a_table_for_people(trace: Path) -> None:
-    done = run(trace, "--cluster", "1x2", "--policy", "fifo")
+    done = simulated(trace, "--cluster", "1x2", "--policy", "fifo")
     assert done.exit_code == 0
     assert "trace.csv" in done.stdout
     assert "EVICTIONS" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("0,abc,1", "trace.csv:2: duration: is 'abc'; it must be a number of at least 0"),
-        ("0,-1,1", "trace.csv:2: duration: is '-1'; it must be a number of at least 0"),
-        ("0,nan,1", "trace.csv:2: duration: is 'nan'; it must be a number of at least 0"),
-        ("0,9,-1", "trace.csv:2: num_gpus: is '-1'; it must be a number of at least 0; --skip bad leaves out unusable"),
-        ("yesterday,9,1", "trace.csv:2: timestamp: is 'yesterday'; it must be seconds, or a date"),
-        ("0,,1", "trace.csv:2: duration: is missing"),
-        ("0,9", "trace.csv: none of its 1 jobs has GPUs and takes 0.001 s or more; 1 of 1 jobs have no GPUs"),
-        ("0,9,3", "job job-2: needs 3 GPUs; the cluster has 2"),
-        ("0,0,1", "trace.csv: none of its 1 jobs has GPUs and takes 0.001 s or more"),
-    ],
-)
-def test_bad_lines_are_named(line: str, complaint: str, trace: Path) -> None:
-    trace.write_text(f"{HEADER}{line}\n")
-    done = run(trace, "--cluster", "1x2")
-    assert done.exit_code == 2
-    assert complaint in done.output
 
 
 @pytest.mark.parametrize(
@@ -118,36 +75,21 @@ def test_bad_lines_are_named(line: str, complaint: str, trace: Path) -> None:
         (["--cluster", "1x2", "--policy", "fair:speed=3"], "speed: unknown setting of policy fair; it takes no"),
         (["--cluster", "1x2", "--format", "pollux"], "name their folder with --profiles"),
         (["--cluster", "1x2", "--profiles", "nowhere"], "--profiles: nowhere is not a folder"),
+        (
+            ["--cluster", "1x2", "--latency", "none"],
+            "--latency none: nothing takes time or asks for leave with --driver rounds; add",
+        ),
+        (["--cluster", "1x2", "--base-preemption", "Never"], "--base-preemption Never: nothing takes time"),
     ],
 )
 def test_bad_options_are_named(arguments: list[str], complaint: str, trace: Path) -> None:
-    done = run(trace, *arguments)
-    assert done.exit_code == 2
-    assert complaint in done.output
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("a,0,resnet,1,128", "w.csv:2: application: is 'resnet'"),
-        ("a,0,../bert,1,128", "w.csv:2: application: is '../bert'"),
-        ("a,0,cifar10,1,9", "w.csv:2: batch_size: is 9; on 1 workers cifar10 was measured from 128 to 4096"),
-        ("a,0,cifar10,0,128", "w.csv:2: num_replicas: is '0'"),
-        ("a,0,cifar10,1,128\na,1,cifar10,1,128", "w.csv:3: name: two jobs have the name 'a'"),
-    ],
-)
-def test_bad_workloads_are_named(line: str, complaint: str, pollux: Path, tmp_path: Path) -> None:
-    path = tmp_path / "w.csv"
-    path.write_text(f"name,time,application,num_replicas,batch_size\n{line}\n")
-    done = run(path, "--cluster", "16x4", "--format", "pollux", "--profiles", pollux / "traces")
-    assert done.exit_code == 2
-    assert complaint in done.output
+    assert complaint in refusal(trace, *arguments)
 
 
 def test_gavel_goes_through_the_planner_too(gavel: Path) -> None:
     trace = gavel / "max_min_fairness.trace"
-    options = ["--format", "gavel", "--cluster", "8:16:24", "--policy", "goodput", "--driver", "plan", "--json"]
-    (found,) = json.loads(run(trace, *options).stdout)["runs"]
+    options = ["--format", "gavel", "--cluster", "8:16:24", "--policy", "goodput", "--driver", "plan"]
+    (found,) = figures(trace, *options)["runs"]
     assert (found["driver"], found["jobs"]) == ("plan", 96)
     assert found["averageJctSeconds"] < 14_622.8
     assert found["finishTimeFairness"]["mean"] > 0
@@ -155,9 +97,8 @@ def test_gavel_goes_through_the_planner_too(gavel: Path) -> None:
 
 def test_the_throughputs_of_gavel_are_found_beside_the_trace(gavel: Path) -> None:
     trace = gavel / "max_min_fairness.trace"
-    done = run(trace, "--format", "gavel", "--cluster", "8:16:24", "--policy", "fifo", "--driver", "rounds", "--json")
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)["runs"][0]
+    options = ["--format", "gavel", "--cluster", "8:16:24", "--policy", "fifo", "--driver", "rounds"]
+    (found,) = figures(trace, *options)["runs"]
     assert found["averageJctSeconds"] == pytest.approx(35_904.574, abs=5e-4)
     assert found["makespanSeconds"] == pytest.approx(196_524.281, abs=5e-4)
     assert found["jobs"] == 96
@@ -165,29 +106,6 @@ def test_the_throughputs_of_gavel_are_found_beside_the_trace(gavel: Path) -> Non
 
 LINE = ["ResNet-18 (batch size 16)", "python3", ".", "-n", "1", "100", "1", "1", "-1.000000", "0"]
 KIND = "('ResNet-18 (batch size 16)', 1)"
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "complaint"),
-    [
-        (0, "Unheard of", "t.trace:1: job type: is 'Unheard of'; with 1 GPUs it is not in"),
-        (5, "-1", "t.trace:1: steps: is '-1'; it must be a number of at least 0"),
-        (5, "0", "t.trace: has no jobs"),  # one without steps is left out
-        (6, "1.5", "t.trace:1: GPUs: is '1.5'; it must be a whole number"),
-        (7, "0.5", "t.trace:1: weight: is '0.5'; it must be a whole number"),
-        (9, "soon", "t.trace:1: arrival: is 'soon'; it must be a number"),
-        (9, "-1", "t.trace:1: arrival: is '-1'; it must be a number of at least 0"),
-        (9, "0\tmore", "t.trace:1: has 11 fields; a line of Gavel has 10"),
-    ],
-)
-def test_bad_lines_of_gavel_are_named(field: int, value: str, complaint: str, tmp_path: Path) -> None:
-    throughputs = {"v100": {KIND: {"null": 10.0}}}
-    (tmp_path / "simulation_throughputs.json").write_text(json.dumps(throughputs))
-    path = tmp_path / "t.trace"
-    path.write_text("\t".join([*LINE[:field], value, *LINE[field + 1 :]]) + "\n")
-    done = run(path, "--cluster", "8:16:24", "--format", "gavel")
-    assert done.exit_code == 2
-    assert complaint in done.output
 
 
 @pytest.mark.parametrize(
@@ -213,15 +131,14 @@ def test_what_gavel_needs_is_named(throughputs: object, cluster: str, complaint:
         (tmp_path / "simulation_throughputs.json").write_text(text)
     path = tmp_path / "t.trace"
     path.write_text("\t".join(LINE) + "\n")
-    done = run(path, "--cluster", cluster, "--format", "gavel", "--profiles", tmp_path)
-    assert done.exit_code == 2
-    assert complaint in done.output.replace("\n", " ")
+    said = refusal(path, "--cluster", cluster, "--format", "gavel", "--profiles", tmp_path)
+    assert complaint in said.replace("\n", " ")
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_what_came_out_is_drawn(suffix: str, trace: Path, tmp_path: Path) -> None:
     picture = tmp_path / f"runs.{suffix}"
-    done = run(trace, "--cluster", "1x2", "--policy", "fifo", "--policy", "las", "--picture", picture)
+    done = simulated(trace, "--cluster", "1x2", "--policy", "fifo", "--policy", "las", "--picture", picture)
     assert done.exit_code == 0, done.output
     drawn = picture.read_bytes()
     assert drawn.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
@@ -230,16 +147,15 @@ def test_what_came_out_is_drawn(suffix: str, trace: Path, tmp_path: Path) -> Non
 
 def test_a_picture_that_cannot_be_drawn_is_named_before_anything_is_simulated(tmp_path: Path) -> None:
     for name, words in (("runs.bmp", "must end with .png or .svg"), ("no/folder/runs.png", "there is no folder")):
-        done = run(tmp_path / "missing.csv", "--cluster", "1x2", "--picture", tmp_path / name)
-        assert done.exit_code == 2
-        assert "Invalid value for '--picture'" in done.output
-        assert words in done.output
+        said = refusal(tmp_path / "missing.csv", "--cluster", "1x2", "--picture", tmp_path / name)
+        assert "Invalid value for '--picture'" in said
+        assert words in said
 
 
 def test_results_are_printed_even_if_their_picture_cannot_be_written(trace: Path, tmp_path: Path) -> None:
     picture = tmp_path / "runs.png"
     picture.symlink_to("/dev/full")
-    done = run(trace, "--cluster", "1x2", "--json", "--picture", picture)
+    done = simulated(trace, "--cluster", "1x2", "--json", "--picture", picture)
     assert done.exit_code == 2
     assert json.loads(done.stdout)["runs"]
     assert f"error: --picture: {picture}: cannot be written: No space left on device" in done.stderr

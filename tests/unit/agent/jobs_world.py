@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from bodies import ask
 from click.testing import CliRunner, Result
 
 from espalier_agent.commands.agent import agent
@@ -27,12 +31,7 @@ PATIENCE = 60.0
 def request(tree: DecisionTree, state: int, job: str) -> AdviceRequest:
     """Return what a trainer asks in a state of the world."""
     here = tree.states[state]
-    return AdviceRequest(
-        job=job,
-        architecture=here.architecture,
-        time_left_seconds=here.time_left_s,
-        time_budget_seconds=here.time_budget_s,
-    )
+    return ask(here.architecture, here.time_left_s, job=job, time_budget_seconds=here.time_budget_s)
 
 
 def play(tree: DecisionTree, answer: Callable[[int, int], Action]) -> float:
@@ -52,33 +51,51 @@ class Jobs:
     seed: int = 0
 
 
+@contextmanager
+def storing(path: Path) -> Iterator[OutcomeStore]:
+    """Give a store that writes into a database, until all is written."""
+    store = OutcomeStore(path)
+    store.start()
+    yield store
+    store.close(PATIENCE)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a database, as another process that writes."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def outcome(*ids: str, accuracy: float = 0.5, job: str = "job", **changes: Any) -> OutcomeReport:
+    """Return a report of what came of these decisions."""
+    fields = {"job": job, "decision_ids": ids, "final_accuracy": accuracy, "time_budget_seconds": 100}
+    return OutcomeReport(**{**fields, **changes})
+
+
 def collect(policy: Policy, tree: DecisionTree, jobs: Jobs, path: Path) -> None:
     """Let jobs ask for advice and end, into a database as the service writes it."""
     exploration = Exploration(share=jobs.share, seed=jobs.seed)
     greedy: dict[int, PolicyDecision] = {}
-    store = OutcomeStore(path)
-    store.start()
-    for job in range(jobs.count):
-        name = f"job-{jobs.seed}-{job}"
+    with storing(path) as store:
+        for job in range(jobs.count):
+            name = f"job-{jobs.seed}-{job}"
 
-        def answer(number: int, state: int, name: str = name) -> Action:
-            asked = request(tree, state, name)
-            if state not in greedy:
-                greedy[state] = decide(policy, asked)
-            decision = explored(greedy[state], exploration, f"{name}-{number}")
-            store.keep(DecisionRecord(f"{name}-{number}", datetime.now(UTC), asked, decision, policy.identity), 1)
-            return decision.action
+            def answer(number: int, state: int, name: str = name) -> Action:
+                asked = request(tree, state, name)
+                if state not in greedy:
+                    greedy[state] = decide(policy, asked)
+                decision = explored(greedy[state], exploration, f"{name}-{number}")
+                store.keep(DecisionRecord(f"{name}-{number}", datetime.now(UTC), asked, decision, policy.identity), 1)
+                return decision.action
 
-        report = OutcomeReport(
-            job=name,
-            final_accuracy=play(tree, answer),
-            decision_ids=tuple(f"{name}-{number}" for number in range(tree.decisions)),
-            time_budget_seconds=tree.states[0].time_budget_s,
-        )
-        committed = store.report(report)
-        if job % 100 == 99 or job == jobs.count - 1:
-            committed.result(PATIENCE)
-    store.close(PATIENCE)
+            ids = [f"{name}-{number}" for number in range(tree.decisions)]
+            budget = tree.states[0].time_budget_s
+            committed = store.report(outcome(*ids, accuracy=play(tree, answer), job=name, time_budget_seconds=budget))
+            if job % 100 == 99 or job == jobs.count - 1:
+                committed.result(PATIENCE)
 
 
 def untaught(seed: int, encoder: str = "graph") -> Policy:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from bodies import ask
 from drawn_graphs import graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import Policy, make_policy
 from espalier_core.base import YEAR_SECONDS
 from espalier_core.growth.architecture import Architecture, Layer
-from espalier_core.types.advice import Action, AdviceRequest
+from espalier_core.types.advice import Action
 
 HEAD = 3
 """Growth points that the head of `fixed_policy` has outputs for."""
@@ -40,11 +41,6 @@ def scores(policy: Policy) -> list[Any]:
     if policy.network.config.encoder == "lstm":
         return [decider[2], decider[-1]]
     return [decider.point_score[1], decider.nothing_score[-1], decider.point_score[-1]]
-
-
-def ask(architecture: Architecture, **changes: Any) -> AdviceRequest:
-    fields = {"job": "job", "architecture": architecture, "time_left_seconds": 60.0, "time_budget_seconds": 100.0}
-    return AdviceRequest.model_validate({**fields, **changes})
 
 
 @settings(max_examples=sweeps.examples(60), deadline=None)
@@ -102,11 +98,15 @@ def test_points_beyond_the_head_are_never_chosen(fixed_policy: Policy, chain: Ca
     assert [entry.probability for entry in decision.probabilities] == [0.0] * 20 + [1.0]
 
 
-def test_the_shipped_policy_serves_any_number_of_points(policy: Policy, chain: Callable[..., Architecture]) -> None:
-    model = chain(23)
-    chances = [entry.probability for entry in decide(policy, ask(model)).probabilities]
-    assert len(chances) == 24
+@pytest.mark.parametrize(("points", "operator", "unknown"), [(23, "Linear", None), (500, "NeverSeen", 500)])
+def test_the_shipped_policy_serves_any_number_of_points_also_of_layers_that_it_has_never_seen(
+    policy: Policy, chain: Callable[..., Architecture], points: int, operator: str, unknown: int | None
+) -> None:
+    decision = decide(policy, ask(chain(points, operator=operator)))
+    chances = [entry.probability for entry in decision.probabilities]
+    assert len(chances) == points + 1
     assert all(chance > 0 for chance in chances)
+    assert unknown in (None, decision.unknown_layers)
 
 
 def test_sampling_depends_on_its_seed_alone_and_follows_the_probabilities(either: Policy) -> None:
@@ -140,10 +140,3 @@ def test_answer_carries_decision_and_policy(policy: Policy) -> None:
     answer = advise(policy, ask(named_architecture("cnn2")), decision_id="one")
     assert answer.decision_id == "one"
     assert (answer.policy.name, answer.policy.version) == (policy.name, policy.version)
-
-
-def test_a_model_of_500_unknown_layers_is_answered(policy: Policy, chain: Callable[..., Architecture]) -> None:
-    model = chain(500, operator="NeverSeen")
-    request = ask(model)
-    decision = decide(policy, request)
-    assert decision.unknown_layers == 500

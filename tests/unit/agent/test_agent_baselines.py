@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from bodies import ask
 
 from espalier_agent.evaluation.evaluate import best_on_average, evaluate, heuristic_sequence, random_mean_of_ten
 from espalier_agent.learners.expected import ExpectedConfig, learn
 from espalier_agent.tables.tree import decision_tree
-from espalier_core.types.advice import AdviceRequest
 from espalier_core.types.job import Fallback
 from espalier_core.types.outcomes import OutcomeTable
 from espalier_trainer.growth.advisor import FallbackPolicy
@@ -28,9 +28,7 @@ def test_the_heuristic_is_the_trainers(make_table: MakeTable, left: float) -> No
     at, chosen = 0, []
     for _ in range(3):
         state = tree.states[at]
-        request = AdviceRequest(
-            job="j", architecture=state.architecture, time_left_seconds=state.time_left_s, time_budget_seconds=100.0
-        )
+        request = ask(state.architecture, state.time_left_s)
         chosen.append(tree.actions.index(FallbackPolicy(Fallback.HEURISTIC).choose(request)))
         at = tree.next_states[at][chosen[-1]]
     assert heuristic_sequence(tree) == tuple(chosen)

@@ -26,16 +26,22 @@ def run() -> Callable[..., Result]:
 Run = Callable[..., Result]
 
 
-def test_evaluate_prints_json(run: Run) -> None:
+def refusal(run: Run, *arguments: object) -> str:
+    """Return the one line in which a command says what it cannot use."""
+    result = run(*arguments)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line.removeprefix("error: ")
+
+
+def test_evaluate_prints_json_or_a_table_for_people(run: Run) -> None:
     result = run("evaluate", "--json")
     assert result.exit_code == 0
     shown = json.loads(result.stdout)
     assert [table["table"] for table in shown["tables"]] == [
         f"cnn{model}-{scenario}" for model in (1, 2) for scenario in ("early", "late", "middle")
     ]
-
-
-def test_evaluate_prints_a_table_for_people(run: Run) -> None:
     lines = run("evaluate").stdout.splitlines()
     assert len(lines) == 8
     assert lines[-1].startswith("mean regret ")
@@ -103,23 +109,7 @@ def test_every_learner_learns_with_every_encoder_what_evaluate_reads(
     ],
 )
 def test_what_a_learner_cannot_be_told_is_one_line(run: Run, tmp_path: Path, options: list[str], message: str) -> None:
-    result = run("learn", *options, "--output", tmp_path / "p")
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {message}")
-    assert len(result.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("contents", "message"),
-    [("{", "not JSON text"), ("{}", "source: Field required"), ('{"sequences": NaN}', "source: Field required")],
-)
-def test_a_damaged_table_is_named(run: Run, tmp_path: Path, contents: str, message: str) -> None:
-    path = tmp_path / "t.json"
-    path.write_text(contents)
-    result = run("evaluate", "--outcomes", path)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {path}: {message}")
-    assert len(result.stderr.splitlines()) == 1
+    assert refusal(run, "learn", *options, "--output", tmp_path / "p").startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +119,8 @@ def test_a_damaged_table_is_named(run: Run, tmp_path: Path, contents: str, messa
     ("change", "message"),
     [
         ({"architecture": None}, "table chain-middle: has no architecture, and 'chain' is not a model known by name"),
-        ({"sequences": []}, "sequences: Tuple should have at least 1 item"),
         ({"scenario": "\ud800"}, "scenario: Input should be a valid string"),
+        (None, "not JSON text"),
     ],
 )
 def test_a_table_of_a_folder_that_cannot_be_played_is_named(
@@ -139,18 +129,15 @@ def test_a_table_of_a_folder_that_cannot_be_played_is_named(
     monkeypatch: pytest.MonkeyPatch,
     make_table: Callable[..., OutcomeTable],
     command: list[str],
-    change: dict[str, object],
+    change: dict[str, object] | None,
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     sound = make_table(lambda _: 0.5).to_json()
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "a.json").write_text(json.dumps(sound))
-    (tmp_path / "tables" / "b.json").write_text(json.dumps({**sound, **change}))
-    result = run(*command, "--outcomes", "tables")
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: tables/b.json: {message}")
-    assert len(result.stderr.splitlines()) == 1
+    (tmp_path / "tables" / "b.json").write_text("{" if change is None else json.dumps({**sound, **change}))
+    assert refusal(run, *command, "--outcomes", "tables").startswith(f"tables/b.json: {message}")
     assert not (tmp_path / "p").exists()
 
 
@@ -166,18 +153,14 @@ def test_a_policy_that_cannot_be_used_is_named(
     save_policy(policy, tmp_path / "q")
     document = json.loads((tmp_path / "q" / "policy.json").read_text())
     (tmp_path / "q" / "policy.json").write_text(json.dumps({**document, "version": 2}))
-    result = run(*command, "q")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: q/policy.json: version 2 comes from a newer Espalier")
-    assert len(result.stderr.splitlines()) == 1
+    assert refusal(run, *command, "q").startswith("q/policy.json: version 2 comes from a newer Espalier")
     assert not (tmp_path / "p").exists()
 
 
 def test_a_table_that_is_not_there_is_named(run: Run, tmp_path: Path) -> None:
-    result = run("learn", "--outcomes", tmp_path / "none", "--output", tmp_path / "p")
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {tmp_path}/none: no such file or folder, and not an included set (")
-    assert "lamelas" in result.stderr
+    said = refusal(run, "learn", "--outcomes", tmp_path / "none", "--output", tmp_path / "p")
+    assert said.startswith(f"{tmp_path}/none: no such file or folder, and not an included set (")
+    assert "lamelas" in said
 
 
 def test_serving_on_a_port_in_use_is_one_line_and_a_hint(run: Run) -> None:
@@ -195,10 +178,8 @@ def test_serving_on_a_port_in_use_is_one_line_and_a_hint(run: Run) -> None:
 
 
 def test_serving_a_policy_that_cannot_be_read_is_one_line(run: Run, tmp_path: Path) -> None:
-    result = run("serve", "--port", "0", "--policy", tmp_path)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {tmp_path}/policy.json: cannot be read")
-    assert len(result.stderr.splitlines()) == 1
+    said = refusal(run, "serve", "--port", "0", "--policy", tmp_path)
+    assert said.startswith(f"{tmp_path}/policy.json: cannot be read")
 
 
 @pytest.mark.parametrize("command", ["learn", "evaluate"])
@@ -227,13 +208,12 @@ def test_ctrl_c_ends_a_command_with_130_not_with_the_code_of_an_error(
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_learn_says_that_it_cannot_write_before_it_learns(run: Run, tmp_path: Path, inside: bool) -> None:
+    """Else it would have said how many episodes it had learnt from."""
     (tmp_path / "file").write_text("kept")
     output = tmp_path / "file" / "policy" if inside else tmp_path / "file"
-    result = run("learn", "--set", "updates=1", "--output", output)
-    assert result.exit_code == 2
-    assert "episodes" not in result.stderr
     reason = "Not a directory" if inside else "File exists"
-    assert result.stderr == f"error: --output: {output}: cannot be written: {reason}\n"
+    said = refusal(run, "learn", "--set", "updates=1", "--output", output)
+    assert said == f"--output: {output}: cannot be written: {reason}"
 
 
 def test_learn_leaves_no_folder_where_it_did_not_begin(run: Run, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from bodies import ask
 
 from espalier_agent.data import NAMED_MODELS, carried_tables, lamelas_tables, named_architecture, table_sets
 from espalier_agent.evaluation.evaluate import evaluate
@@ -12,7 +13,7 @@ from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.tree import table_digest
 from espalier_core.growth.deepen import deepened
-from espalier_core.types.advice import Action, AdviceRequest
+from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion
 from espalier_core.types.outcomes import OutcomeTable
 from espalier_trainer.models import zoo as models
@@ -137,9 +138,6 @@ def test_tables_of_cifar8_teach_when() -> None:
 def test_the_shipped_policy_deepens_the_useful_block_of_the_example(policy: Policy) -> None:
     """At any time: what its own tables teach of the digits net (deepening block 0 pays, the others do not)."""
     architecture = carried_tables("digits")[0].architecture
-    assert architecture is not None
     for percent in range(5, 100, 5):
-        request = AdviceRequest(
-            job="default/digits", architecture=architecture, time_left_seconds=percent / 5, time_budget_seconds=20
-        )
-        assert decide(policy, request).action == Action.deepen("block0")
+        asked = ask(architecture, left=percent / 5, time_budget_seconds=20)
+        assert decide(policy, asked).action == Action.deepen("block0")

@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bodies import ask
 from click.testing import CliRunner
+from jobs_world import PATIENCE, outcome, storing
 from pydantic import ValidationError
 
 from espalier_agent.commands.agent import agent
 from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
 from espalier_agent.history.schema import VERSION, DamagedError, DecisionRecord, ShadowRecord
-from espalier_agent.history.store import OutcomeStore
 from espalier_agent.policies.advice import Exploration, PolicyDecision, decide, explored
 from espalier_agent.policies.policy import Policy
 from espalier_agent.service.app import create_app
 from espalier_agent.service.serving import ServiceSettings
-from espalier_core.types.advice import Action, ActionProbability, AdviceRequest, AdviceResponse, OutcomeReport
+from espalier_core.types.advice import Action, ActionProbability, AdviceResponse
 
-PATIENCE = 30.0
 ACTIONS = (Action.deepen("a"), Action.deepen("b"), Action.deepen("c"), Action.nothing())
 GREEDY = PolicyDecision(
     action=ACTIONS[1],
@@ -36,9 +36,7 @@ GREEDY = PolicyDecision(
     ),
     unknown_layers=0,
 )
-REQUEST = AdviceRequest(
-    job="job", architecture=named_architecture("cnn1"), time_left_seconds=200.0, time_budget_seconds=400.0
-)
+REQUEST = ask(named_architecture("cnn1"), 200.0, time_budget_seconds=400.0)
 VERSION_1 = """CREATE TABLE decisions (
         decision_id TEXT PRIMARY KEY, time TEXT NOT NULL, job TEXT NOT NULL,
         architecture TEXT NOT NULL REFERENCES architectures (digest),
@@ -63,9 +61,11 @@ def test_actions_come_as_often_as_their_probabilities_say(share: float) -> None:
     assert all(decision.probabilities == GREEDY.probabilities for decision in drawn)
 
 
-def test_without_exploration_the_best_is_certain() -> None:
+def test_without_exploration_or_a_choice_the_best_is_certain() -> None:
     assert explored(GREEDY, Exploration(), "d") is GREEDY
     assert GREEDY.behaviour_probability == 1.0
+    alone = PolicyDecision(Action.nothing(), (ActionProbability(action=Action.nothing(), probability=1.0),), 0)
+    assert explored(alone, Exploration(share=0.3), "d") == alone
 
 
 def test_a_decision_id_and_a_seed_determine_what_is_drawn() -> None:
@@ -74,11 +74,6 @@ def test_a_decision_id_and_a_seed_determine_what_is_drawn() -> None:
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
-
-
-def test_what_leaves_no_choice_is_certain() -> None:
-    alone = PolicyDecision(Action.nothing(), (ActionProbability(action=Action.nothing(), probability=1.0),), 0)
-    assert explored(alone, Exploration(share=0.3), "d") == alone
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
@@ -117,12 +112,10 @@ def old_file(path: Path, policy: Policy) -> list[float]:
     greedy = decide(policy, REQUEST)
     drawn = decide(policy, REQUEST, sample_seed=0)
     drawn = replace(drawn, action=greedy.probabilities[0].action)
-    store = OutcomeStore(path)
-    store.start()
-    for name, decision in (("a", greedy), ("b", drawn), ("c", greedy)):
-        store.keep(DecisionRecord(name, datetime.now(UTC), REQUEST, decision, policy.identity), 1)
-    store.report(OutcomeReport(job="job", decision_ids=("a",), final_accuracy=0.5, time_budget_seconds=9)).result(9)
-    store.close(PATIENCE)
+    with storing(path) as store:
+        for name, decision in (("a", greedy), ("b", drawn), ("c", greedy)):
+            store.keep(DecisionRecord(name, datetime.now(UTC), REQUEST, decision, policy.identity), 1)
+        store.report(outcome("a")).result(PATIENCE)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("ALTER TABLE decisions RENAME TO newer")
         connection.execute(VERSION_1)
@@ -147,12 +140,10 @@ def test_a_file_of_version_1_is_read_as_it_is(tmp_path: Path, policy: Policy) ->
 def test_a_file_of_version_1_is_brought_up_to_date_by_whoever_writes(tmp_path: Path, policy: Policy) -> None:
     path = tmp_path / "outcomes.db"
     expected = old_file(path, policy)
-    store = OutcomeStore(path)
-    store.start()
     drawn = explored(decide(policy, REQUEST), Exploration(share=0.5), "d")
-    store.keep(DecisionRecord("d", datetime.now(UTC), REQUEST, drawn, policy.identity), 1)
-    store.report(OutcomeReport(job="job", decision_ids=("d",), final_accuracy=0.6, time_budget_seconds=9)).result(9)
-    store.close(PATIENCE)
+    with storing(path) as store:
+        store.keep(DecisionRecord("d", datetime.now(UTC), REQUEST, drawn, policy.identity), 1)
+        store.report(outcome("d", accuracy=0.6)).result(PATIENCE)
     found = list(decisions(path))
     assert [decision.behaviour_probability for decision in found] == [*expected, drawn.behaviour_probability]
     assert [decision.final_accuracy for decision in found] == [0.5, None, None, 0.6]
@@ -170,11 +161,8 @@ def test_an_update_that_breaks_off_leaves_the_file_as_it_was(
             "espalier_agent.history.schema.UPDATES",
             {1: ("ALTER TABLE decisions ADD COLUMN behaviour_probability REAL NOT NULL DEFAULT 1.0", "UPDATE nothing")},
         )
-        store = OutcomeStore(path)
-        store.start()
-        report = OutcomeReport(job="job", decision_ids=("b",), final_accuracy=0.6, time_budget_seconds=9)
-        assert store.report(report).exception(PATIENCE) is not None
-        store.close(PATIENCE)
+        with storing(path) as store:
+            assert store.report(outcome("b", accuracy=0.6)).exception(PATIENCE) is not None
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (1,)
     assert [decision.behaviour_probability for decision in decisions(path)] == expected
@@ -211,12 +199,10 @@ def test_an_update_that_breaks_off_leaves_the_file_as_it_was(
 def test_figures_that_cannot_be_are_named(tmp_path: Path, policy: Policy, statement: str, message: str) -> None:
     path = tmp_path / "outcomes.db"
     old_file(path, policy)
-    store = OutcomeStore(path)
-    store.start()
     shadow = ShadowRecord("a", datetime.now(UTC), decide(policy, REQUEST), policy.identity, agreed=True)
-    store.keep(shadow, 1)
-    store.report(OutcomeReport(job="job", decision_ids=("a",), final_accuracy=0.5, time_budget_seconds=9)).result(9)
-    store.close(PATIENCE)
+    with storing(path) as store:
+        store.keep(shadow, 1)
+        store.report(outcome("a")).result(PATIENCE)
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute(statement).rowcount > 0
         connection.commit()

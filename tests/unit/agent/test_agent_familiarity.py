@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from bodies import ask
 
 from espalier_agent.data import named_architecture
 from espalier_agent.policies.familiarity import Domain, familiarity
@@ -14,20 +15,12 @@ LIKE = Domain.of(Task.CLASSIFICATION, [MODEL], [500.0])
 
 
 def asked(*, task: Task = Task.CLASSIFICATION, step: int = 0) -> AdviceRequest:
-    return AdviceRequest(
-        job="j",
-        architecture=MODEL,
-        time_left_seconds=50,
-        time_budget_seconds=100,
-        task=task,
-        progress=Progress(step=step),
-    )
+    return ask(MODEL, left=50, task=task, progress=Progress(step=step))
 
 
 @pytest.mark.parametrize("step", [0, 250, 500, 1000])
 def test_what_it_has_learned_from_is_known_up_to_twice_the_size(step: int) -> None:
     found = familiarity(LIKE, asked(step=step))
-    assert found is not None
     assert found.known
     assert found.outside == ()
 
@@ -55,6 +48,5 @@ def test_what_is_outside_is_named() -> None:
         (None, asked(task=Task.REGRESSION), ["task Regression"]),
     ):
         found = familiarity(domain, request)
-        assert found is not None
         assert (found.known, list(found.outside)) == (False, outside)
     assert familiarity(None, asked()) is None

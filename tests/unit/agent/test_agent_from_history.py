@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from bodies import ask
 from jobs_world import Jobs, accuracy, collect, poor, run, untaught
 
 from espalier_agent.data import carried_tables, named_architecture
@@ -37,7 +38,7 @@ from espalier_agent.policies.policy import Policy, load_policy, save_policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_core.growth.deepen import deepened
-from espalier_core.types.advice import Action, AdviceRequest, PolicyVersion, Progress
+from espalier_core.types.advice import Action, PolicyVersion, Progress
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.outcomes import OutcomeTable
 
@@ -52,7 +53,6 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 def learn(tables: Sequence[OutcomeTable], *, history: Gathered, files: Sequence[str] = (), **settings: Any) -> Policy:
     """Learn from a history, and tables."""
-    assert expected.LEARNER.with_history is not None
     return expected.LEARNER.with_history(history, files).learn(tables, **settings)
 
 
@@ -82,22 +82,11 @@ def database(bad: Policy, tree: DecisionTree, tmp_path_factory: pytest.TempPathF
 
 def decision(name: str, action: Action = ACTIONS[0], **changes: Any) -> HistoryDecision:
     fields: dict[str, Any] = {
-        "decision_id": name,
-        "time": NOW,
-        "job": "job",
-        "architecture": MODEL,
-        "time_left_seconds": 200.0,
-        "time_budget_seconds": 400.0,
-        "allocation": Allocation(),
-        "progress": Progress(),
-        "actions": ACTIONS,
-        "probabilities": (0.7, 0.1, 0.1, 0.1),
-        "action": action,
-        "greedy": action == ACTIONS[0],
-        "behaviour_probability": 0.5,
-        "policy": PolicyVersion(name="p", version="1"),
-        "final_accuracy": 0.5,
-        "reported": "2026",
+        **{"decision_id": name, "time": NOW, "job": "job", "architecture": MODEL, "progress": Progress()},
+        **{"time_left_seconds": 200.0, "time_budget_seconds": 400.0, "allocation": Allocation()},
+        **{"actions": ACTIONS, "probabilities": (0.7, 0.1, 0.1, 0.1), "action": action, "behaviour_probability": 0.5},
+        **{"greedy": action == ACTIONS[0], "policy": PolicyVersion(name="p", version="1")},
+        **{"final_accuracy": 0.5, "reported": "2026"},
     }
     return HistoryDecision(**{**fields, **changes})
 
@@ -193,13 +182,8 @@ def test_a_batch_of_states_says_what_each_says_alone(encoder: str) -> None:
     preferred = states.preferred(policy.network)
     done, entropies = states.answers(policy.network)
     for index, one in enumerate(made):
-        asked = AdviceRequest(
-            job="job",
-            architecture=one.architecture,
-            time_left_seconds=one.time_left_seconds,
-            time_budget_seconds=one.time_budget_seconds,
-            allowed_actions=one.actions,
-        )
+        budget = one.time_budget_seconds
+        asked = ask(one.architecture, one.time_left_seconds, time_budget_seconds=budget, allowed_actions=one.actions)
         said = {entry.action: entry.probability for entry in decide(policy, asked).probabilities}
         assert preferred[index] == decide(policy, asked).action
         assert float(done[index].exp()) == pytest.approx(said[one.action], rel=1e-4)
@@ -367,7 +351,6 @@ def test_tables_and_history_together_give_the_same_twice(
         one.version != learn(tables, history=history, config=HistoryConfig(updates=3), encoder=encoder, seed=1).version
     )
     lineage = one.lineage.history
-    assert lineage is not None
     assert (lineage.files, lineage.held_out_share, lineage.held_out_seed) == (("outcomes.db",), 0.25, 0)
     assert lineage.episodes + lineage.held_out_episodes == len(history.episodes) == 240
     assert lineage.decisions == 3 * lineage.episodes
@@ -437,7 +420,6 @@ def test_a_table_that_was_learnt_judges_nothing(table: OutcomeTable, bad: Policy
         judge(taught, bad, TERMS, tables=[table], history=None)
     others = carried_tables("digits")
     found = judge(taught, bad, TERMS, tables=others, history=None).tables
-    assert found is not None
     assert (len(found.tables), found.left_out) == (len(others) - 1, (table.name,))
 
 
@@ -466,7 +448,6 @@ def test_what_a_parent_learnt_from_judges_no_child(
     with pytest.raises(GateError, match="has learnt all of the tables given"):
         judge(child, bad, TERMS, tables=[table, other], history=None)
     judged = judge(child, bad, TERMS, tables=(), history=history).history
-    assert judged is not None
     assert judged.episodes == len(split(history.episodes, 0.25, 0)[1])
     with pytest.raises(LearningError, match="held_out_seed=5 would hold out data"):
         learn([], history=history, config=HistoryConfig(updates=1, held_out_seed=5), parent=child)

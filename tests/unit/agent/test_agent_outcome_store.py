@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bodies import ask
 from click.testing import CliRunner
+from jobs_world import PATIENCE, locked, outcome, storing
 
 from espalier_agent.commands.agent import agent
 from espalier_agent.data import named_architecture
@@ -28,25 +30,13 @@ from espalier_agent.history.schema import DecisionRecord, ShadowRecord, StoreErr
 from espalier_agent.history.store import NotStoredError, OutcomeStore
 from espalier_agent.policies.advice import PolicyDecision, decide
 from espalier_agent.policies.policy import Policy
-from espalier_core.types.advice import (
-    MAX_DECISION_IDS,
-    Action,
-    ActionProbability,
-    AdviceRequest,
-    OutcomeReport,
-    PolicyVersion,
-)
+from espalier_core.types.advice import MAX_DECISION_IDS, Action, ActionProbability, PolicyVersion
 from espalier_core.types.allocation import Allocation
 from waiting import until
 
 WRITER = Path(__file__).with_name("outcome_writer.py")
-PATIENCE = 30.0
 
 Open = Callable[..., OutcomeStore]
-
-
-def outcome(*ids: str, accuracy: float = 0.5) -> OutcomeReport:
-    return OutcomeReport(job="default/job", decision_ids=ids, final_accuracy=accuracy, time_budget_seconds=100)
 
 
 def rows(path: Path, query: str) -> list[Any]:
@@ -97,15 +87,10 @@ def open_store(path: Path, stored: Counter[str], lost: Counter[str]) -> Iterator
 
 
 def record(policy: Policy, name: str = "d", **changes: Any) -> DecisionRecord:
-    fields: dict[str, Any] = {
-        "job": "default/job",
-        "architecture": named_architecture("cnn1"),
-        "time_left_seconds": 330.0,
-        "time_budget_seconds": 400.0,
-        "allocation": Allocation(generation=2, replicas=3, gpus=4),
-        "allowed_actions": (Action.deepen("block1"), Action.nothing()),
-    }
-    request = AdviceRequest(**{**fields, **changes})
+    allowed = (Action.deepen("block1"), Action.nothing())
+    fields = {"time_budget_seconds": 400.0, "allowed_actions": allowed, **changes}
+    allocation = Allocation(generation=2, replicas=3, gpus=4)
+    request = ask(named_architecture("cnn1"), 330.0, allocation=allocation, **fields)
     return DecisionRecord(name, datetime.now(UTC), request, decide(policy, request), policy.identity)
 
 
@@ -120,7 +105,7 @@ def test_a_decision_and_its_outcome_are_read_back_whole(
     store.keep(record(policy, "unfinished"), 100)
     assert store.report(outcome("d", "of-another-replica", accuracy=0.75)).result(PATIENCE) == 2
     finished, unfinished = decisions(path)
-    assert (finished.decision_id, finished.job, finished.final_accuracy) == ("d", "default/job", 0.75)
+    assert (finished.decision_id, finished.job, finished.final_accuracy) == ("d", "job", 0.75)
     assert finished.architecture == kept.request.architecture
     assert (finished.time_left_seconds, finished.time_budget_seconds) == (330.0, 400.0)
     assert finished.allocation == kept.request.allocation
@@ -162,7 +147,6 @@ def test_what_was_committed_survives_a_kill_in_the_middle_of_writing(path: Path)
         writer = subprocess.Popen(
             [sys.executable, str(WRITER), str(path), f"writer{attempt}", "1000000"], stdout=subprocess.PIPE, text=True
         )
-        assert writer.stdout is not None
         committed += [writer.stdout.readline().strip() for _ in range(after)]
         writer.send_signal(signal.SIGKILL)
         committed += writer.communicate(timeout=PATIENCE)[0].split()
@@ -238,11 +222,8 @@ def test_a_folder_that_is_read_only_is_counted(open_store: Open, lost: Counter[s
 def test_a_locked_database_loses_what_waits_too_long(open_store: Open, path: Path, lost: Counter[str]) -> None:
     store = open_store(lock_seconds=0.1)
     store.report(outcome("a")).result(PATIENCE)
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(NotStoredError, match="locked"):
-            store.report(outcome("b")).result(PATIENCE)
-        other.execute("ROLLBACK")
+    with locked(path), pytest.raises(NotStoredError, match="locked"):
+        store.report(outcome("b")).result(PATIENCE)
     assert store.report(outcome("c")).result(PATIENCE) == 1
     assert lost == {"Locked": 1}
     assert reported(path) == {"a", "c"}
@@ -316,15 +297,13 @@ def test_whoever_keeps_never_waits_and_too_much_is_counted(
 ) -> None:
     store = open_store(lock_seconds=PATIENCE)
     store.report(outcome("first")).result(PATIENCE)
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with locked(path):
         waits = record(policy, "waits")
         for _ in range(4000):
             store.keep(waits, 100)
         too_large = 100 * 1024 * 1024
         store.keep(waits, too_large)
         assert lost["QueueFull"] >= 1801
-        other.execute("ROLLBACK")
     store.close(PATIENCE)
     assert stored["decision"] + lost["QueueFull"] == 4001
 
@@ -333,24 +312,20 @@ def test_reports_that_wait_weigh_by_their_ids_however_short(open_store: Open, pa
     store = open_store(lock_seconds=PATIENCE)
     store.report(outcome("first")).result(PATIENCE)
     most = outcome(*[""] * MAX_DECISION_IDS)
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with locked(path):
         for _ in range(600):
             store.report(most)
         # A batch of two hundred may have been taken before the weight was reached.
         assert lost["QueueFull"] >= 200
-        other.execute("ROLLBACK")
 
 
 def test_a_report_that_nobody_waits_for_any_more_is_stored(open_store: Open, path: Path) -> None:
     store = open_store(lock_seconds=PATIENCE)
     store.report(outcome("a")).result(PATIENCE)
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with locked(path):
         left = [store.report(outcome(name)) for name in ("b", "c")]
         for committed in left:
             committed.cancel()
-        other.execute("ROLLBACK")
     assert store.report(outcome("d")).result(PATIENCE) == 1
     assert reported(path) == {"a", "b", "c", "d"}
 
@@ -408,57 +383,26 @@ def decided(action: Action) -> PolicyDecision:
 def database(tmp_path: Path) -> Path:
     """Return a database with three decisions of one version, two of them reported and shadowed, and one of another."""
     path = tmp_path / "outcomes.db"
-    request = AdviceRequest(
-        job="job",
-        architecture=named_architecture("cnn1"),
-        time_left_seconds=5,
-        time_budget_seconds=9,
-        allowed_actions=(DEEPEN,),
-    )
-    store = OutcomeStore(path)
-    store.start()
+    request = ask(named_architecture("cnn1"), allowed_actions=(DEEPEN,))
     now = datetime.now(UTC)
-    for name, action, policy in (("a", DEEPEN, OLD), ("b", NOTHING, OLD), ("c", DEEPEN, OLD), ("d", NOTHING, NEW)):
-        store.keep(DecisionRecord(name, now, request, decided(action), policy), 1)
-    for name, action, agreed in (("a", DEEPEN, True), ("b", DEEPEN, False)):
-        store.keep(ShadowRecord(name, now, decided(action), NEW, agreed), 1)
-    for name, accuracy in (("a", 0.5), ("b", 0.8)):
-        report = OutcomeReport(job="job", decision_ids=(name,), final_accuracy=accuracy, time_budget_seconds=9)
-        store.report(report).result(PATIENCE)
-    store.close(PATIENCE)
+    with storing(path) as store:
+        for name, action, policy in (("a", DEEPEN, OLD), ("b", NOTHING, OLD), ("c", DEEPEN, OLD), ("d", NOTHING, NEW)):
+            store.keep(DecisionRecord(name, now, request, decided(action), policy), 1)
+        for name, action, agreed in (("a", DEEPEN, True), ("b", DEEPEN, False)):
+            store.keep(ShadowRecord(name, now, decided(action), NEW, agreed), 1)
+        for name, accuracy in (("a", 0.5), ("b", 0.8)):
+            store.report(outcome(name, accuracy=accuracy)).result(PATIENCE)
     return path
 
 
 def test_decisions_are_counted_by_policy_and_version(database: Path) -> None:
     result = CliRunner().invoke(agent, ["outcomes", "--db", str(database), "--json"])
     assert result.exit_code == 0
+    none = {"policy": "mine", "deepened": 0, "widened": 0, "extended": 0}
+    first = {"version": "1", "decisions": 3, "deepened": 2, "outcomes": 2, "shadowed": 2, "agreement": 0.5}
+    second = {"version": "2", "decisions": 1, "outcomes": 0, "meanAccuracy": None, "shadowed": 0, "agreement": None}
     assert json.loads(result.stdout) == {
-        "policies": [
-            {
-                "policy": "mine",
-                "version": "1",
-                "decisions": 3,
-                "deepened": 2,
-                "widened": 0,
-                "extended": 0,
-                "outcomes": 2,
-                "meanAccuracy": pytest.approx(0.65),
-                "shadowed": 2,
-                "agreement": 0.5,
-            },
-            {
-                "policy": "mine",
-                "version": "2",
-                "decisions": 1,
-                "deepened": 0,
-                "widened": 0,
-                "extended": 0,
-                "outcomes": 0,
-                "meanAccuracy": None,
-                "shadowed": 0,
-                "agreement": None,
-            },
-        ]
+        "policies": [{**none, **first, "meanAccuracy": pytest.approx(0.65)}, {**none, **second}]
     }
 
 

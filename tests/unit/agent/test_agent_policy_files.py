@@ -167,26 +167,36 @@ def test_a_policy_that_is_replaced_while_it_is_read_is_read_again(
             load_policy(saved)
 
 
-def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    path = folder / "policy.json"
-    document = json.loads(path.read_text())
-    change(document)
-    path.write_text(json.dumps(document))
+Damage = Callable[[Path], object]
 
 
-def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """Change tensors and make the digest fit, so that only the tensors are wrong."""
-    (path,) = folder.glob("*.safetensors")
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path)
-    edit(folder, lambda document: document.update(weightsSha256=hashlib.sha256(path.read_bytes()).hexdigest()))
+def edit(change: Callable[[dict[str, Any]], object]) -> Damage:
+    """Return what changes the document of a policy."""
+
+    def damage(folder: Path) -> None:
+        path = folder / "policy.json"
+        document = json.loads(path.read_text())
+        change(document)
+        path.write_text(json.dumps(document))
+
+    return damage
+
+
+def edit_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
+    """Return what changes tensors, and makes the digest fit, so that only the tensors are wrong."""
+
+    def damage(folder: Path) -> None:
+        tensors = load_file(weights(folder))
+        change(tensors)
+        save_file(tensors, weights(folder))
+        overwrite_weights(folder, weights(folder).read_bytes())
+
+    return damage
 
 
 def overwrite_weights(folder: Path, content: bytes) -> None:
-    (path,) = folder.glob("*.safetensors")
-    path.write_bytes(content)
-    edit(folder, lambda document: document.update(weightsSha256=hashlib.sha256(content).hexdigest()))
+    weights(folder).write_bytes(content)
+    edit(lambda document: document.update(weightsSha256=hashlib.sha256(content).hexdigest()))(folder)
 
 
 def typed_weights(folder: Path, kind: str) -> None:
@@ -206,7 +216,7 @@ def weights(folder: Path) -> Path:
 
 
 BIAS = "network.decider.4.bias"
-BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+BROKEN: dict[str, tuple[Damage, str]] = {
     "no document": (lambda f: (f / "policy.json").unlink(), r"policy\.json: cannot be read \(No such file"),
     "a folder in its place": (
         lambda f: ((f / "policy.json").unlink(), (f / "policy.json").mkdir()),
@@ -216,36 +226,20 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / "policy.json").write_text((f / "policy.json").read_text()[:100]),
         r"policy\.json: not complete JSON",
     ),
-    "not text": (lambda f: (f / "policy.json").write_bytes(b"\xff\xfe\x00"), r"policy\.json: not UTF-8"),
     "a list": (lambda f: (f / "policy.json").write_text("[]"), r"policy\.json: holds list"),
-    "nested too deep": (lambda f: (f / "policy.json").write_text("[" * 200_000), r"policy\.json: not complete JSON"),
-    "a terabyte": (lambda f: os.truncate(f / "policy.json", 2**40), r"policy\.json: is larger than 64 MiB"),
-    "a key twice": (
-        lambda f: (f / "policy.json").write_text(
-            (f / "policy.json").read_text().replace('"name":', '"name": "", "name":', 1)
-        ),
-        r"policy\.json: key 'name' appears twice in one object",
-    ),
     "a name of half a character": (
-        lambda f: edit(f, lambda d: d.update(name="\ud800")),
+        edit(lambda d: d.update(name="\ud800")),
         r"policy\.json: name: Input should be a valid string",
     ),
     "a setting that is no number": (
-        lambda f: edit(f, lambda d: d["lineage"]["config"].update(entropy=float("nan"))),
+        edit(lambda d: d["lineage"]["config"].update(entropy=float("nan"))),
         r"policy\.json: lineage\.config\.entropy\.int: Input should be a finite number",
     ),
-    "no version": (lambda f: edit(f, lambda d: d.pop("version")), "has no version"),
-    "a version as text": (lambda f: edit(f, lambda d: d.update(version="1")), "has no version"),
-    "a future version": (lambda f: edit(f, lambda d: d.update(version=99)), "version 99 comes from a newer Espalier"),
-    "an older version": (lambda f: edit(f, lambda d: d.update(version=0)), "version 0 is older"),
-    "another kind": (lambda f: edit(f, lambda d: d.update(kind="Report")), "is a 'Report'"),
-    "a missing field": (lambda f: edit(f, lambda d: d.pop("lineage")), r"policy\.json: lineage: Field required"),
-    "an unknown encoder": (
-        lambda f: edit(f, lambda d: d["network"].update(encoder="gnn")),
-        r"policy\.json: network\.encoder",
-    ),
+    "a future version": (edit(lambda d: d.update(version=99)), "version 99 comes from a newer Espalier"),
+    "a missing field": (edit(lambda d: d.pop("lineage")), r"policy\.json: lineage: Field required"),
+    "an unknown encoder": (edit(lambda d: d["network"].update(encoder="gnn")), r"policy\.json: network\.encoder"),
     "weights elsewhere": (
-        lambda f: edit(f, lambda d: d.update(weights="../weights.safetensors")),
+        edit(lambda d: d.update(weights="../weights.safetensors")),
         r"policy\.json: weights: String should match",
     ),
     "weights gone": (
@@ -275,66 +269,56 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         r"\.safetensors: holds tensors of type 'F8_E8M0', where torch\.float32 is expected",
     ),
     "empty weights": (lambda f: overwrite_weights(f, b""), r"\.safetensors: not a safetensors file"),
-    "a tensor missing": (
-        lambda f: edit_weights(f, lambda t: t.pop(BIAS)),
-        r"tensor 'network\.decider\.4\.bias' is missing",
-    ),
+    "a tensor missing": (edit_weights(lambda t: t.pop(BIAS)), r"tensor 'network\.decider\.4\.bias' is missing"),
     "a tensor of another shape": (
-        lambda f: edit_weights(f, lambda t: t.update({BIAS: torch.zeros(7)})),
+        edit_weights(lambda t: t.update({BIAS: torch.zeros(7)})),
         r"tensor 'network\.decider\.4\.bias' has shape \[7\], where \[4\] is expected",
     ),
     "a tensor of another type": (
-        lambda f: edit_weights(f, lambda t: t.update({BIAS: torch.zeros(4, dtype=torch.float64)})),
+        edit_weights(lambda t: t.update({BIAS: torch.zeros(4, dtype=torch.float64)})),
         r"is torch\.float64, where torch\.float32 is expected",
     ),
     "not a number": (
-        lambda f: edit_weights(f, lambda t: t.update({BIAS: torch.full((4,), torch.nan)})),
+        edit_weights(lambda t: t.update({BIAS: torch.full((4,), torch.nan)})),
         "holds values that are not finite",
     ),
     "infinite": (
-        lambda f: edit_weights(f, lambda t: t.update({BIAS: torch.full((4,), -torch.inf)})),
+        edit_weights(lambda t: t.update({BIAS: torch.full((4,), -torch.inf)})),
         "tensor 'network\\.decider\\.4\\.bias' holds values that are not finite",
     ),
     "embeddings that are no numbers": (
-        lambda f: edit_weights(f, lambda t: t["vocabulary.embeddings"].fill_(torch.nan)),
+        edit_weights(lambda t: t["vocabulary.embeddings"].fill_(torch.nan)),
         "tensor 'vocabulary\\.embeddings' holds values that are not finite",
     ),
-    "a tensor of half the precision": (
-        lambda f: edit_weights(f, lambda t: t.update({BIAS: t[BIAS].half()})),
-        r"is torch\.float16, where torch\.float32 is expected",
-    ),
     "a tensor of a type of which torch does not know whether it is finite": (
-        lambda f: edit_weights(f, lambda t: t.update({BIAS: t[BIAS].to(torch.float8_e4m3fn)})),
+        edit_weights(lambda t: t.update({BIAS: t[BIAS].to(torch.float8_e4m3fn)})),
         r"is torch\.float8_e4m3fn, where torch\.float32 is expected",
     ),
     "a tensor too many": (
-        lambda f: edit_weights(f, lambda t: t.update(extra=torch.zeros(1))),
+        edit_weights(lambda t: t.update(extra=torch.zeros(1))),
         "tensor 'extra' does not belong to this network",
     ),
     "a head of another size": (
-        lambda f: edit(f, lambda d: d["network"].update(growthPoints=5)),
+        edit(lambda d: d["network"].update(growthPoints=5)),
         r"tensor 'network\.decider\.4\.weight' has shape \[4, 128\], where \[6, 128\] is expected",
     ),
     "a word twice": (
-        lambda f: edit(f, lambda d: d["vocabulary"].__setitem__(1, d["vocabulary"][0])),
+        edit(lambda d: d["vocabulary"].__setitem__(1, d["vocabulary"][0])),
         r"policy\.json: the vocabulary names a layer twice",
     ),
     "words in another order": (
-        lambda f: edit(f, lambda d: d["vocabulary"].reverse()),
+        edit(lambda d: d["vocabulary"].reverse()),
         r"policy\.json: policyVersion is '[0-9a-f]{12}', where the contents have version '[0-9a-f]{12}'",
     ),
     "the version of another": (
-        lambda f: edit(f, lambda d: d.update(policyVersion="1a2e67411c2c")),
+        edit(lambda d: d.update(policyVersion="1a2e67411c2c")),
         r"policy\.json: policyVersion is '1a2e67411c2c', where the contents have version",
     ),
     "other weights": (
-        lambda f: edit_weights(f, lambda t: t[BIAS].add_(1)),
+        edit_weights(lambda t: t[BIAS].add_(1)),
         r"policy\.json: policyVersion is .*: copy the policy again, or learn it again",
     ),
-    "a word missing": (
-        lambda f: edit(f, lambda d: d["vocabulary"].pop()),
-        r"tensor 'vocabulary\.embeddings' has shape",
-    ),
+    "a word missing": (edit(lambda d: d["vocabulary"].pop()), r"tensor 'vocabulary\.embeddings' has shape"),
 }
 
 

@@ -141,10 +141,8 @@ def test_tables_of_single_runs_say_nothing_of_noise(policy: Policy, tables: dict
 def test_evaluation_says_how_sure_rank_and_regret_are(policy: Policy, make_table: MakeTable) -> None:
     table = with_seeds(make_table(lambda actions: 0.5 + 0.1 * actions.count(0), decisions=2), deviation=0.01)
     (result,) = evaluate(policy, [table]).tables
-    assert result.noise is not None
     assert result.noise.rank_low <= result.rank <= result.noise.rank_high
     by_seed = accuracies_by_seed(table)
-    assert by_seed is not None
     assert result.noise.standard_error == pytest.approx(pooled_deviation(by_seed) / np.sqrt(2))
     expected = result.regret / (np.sqrt(2) * result.noise.standard_error)
     assert result.noise.regret_in_errors == pytest.approx(expected, abs=0.02)
@@ -153,7 +151,6 @@ def test_evaluation_says_how_sure_rank_and_regret_are(policy: Policy, make_table
 def test_seeds_that_do_not_differ_make_a_rank_sure(policy: Policy, make_table: MakeTable) -> None:
     table = with_seeds(make_table(lambda actions: 0.5 + 0.1 * actions.count(0), decisions=2), deviation=0.0)
     (result,) = evaluate(policy, [table]).tables
-    assert result.noise is not None
     assert result.noise.rank_low == result.noise.rank_high == result.rank
     assert result.noise.regret_in_errors is None
 

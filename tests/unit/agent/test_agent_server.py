@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from bodies import QUESTION
+from jobs_world import locked
 
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import default_policy
@@ -100,8 +101,7 @@ def test_it_ends_when_told_though_its_database_is_locked(start: Start, tmp_path:
     with httpx.Client(base_url=process.announced()) as client:
         report = {"job": "a", "decisionIds": ["a"], "finalAccuracy": 0.5, "timeBudgetSeconds": 1}
         assert client.post("/v1/outcomes", json=report).status_code == 200
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
+        with locked(path):
             assert client.post("/v1/advice", json=QUESTION).status_code == 200
             process.send_signal(signal.SIGTERM)
             assert process.ended() == 0  # where it waited for the lock it would never end

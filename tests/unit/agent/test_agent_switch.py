@@ -6,17 +6,18 @@ import errno
 import os
 import re
 import shutil
-import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
+from bodies import ask
+from jobs_world import locked, outcome
 
 from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
@@ -27,16 +28,11 @@ from espalier_agent.service.app import create_app
 from espalier_agent.service.serving import PolicyWatch, ServiceSettings, Serving
 from espalier_core.files.reloading import Signature
 from espalier_core.metrics import Exporter, Metrics
-from espalier_core.types.advice import AdviceRequest, AdviceResponse, OutcomeReport
+from espalier_core.types.advice import AdviceResponse
 from waiting import PATIENCE, until
 
 LOOK = 0.05
-QUESTIONS = [
-    AdviceRequest(
-        job="job", architecture=named_architecture("cnn1"), time_left_seconds=float(left), time_budget_seconds=400.0
-    )
-    for left in range(10, 400, 30)
-]
+QUESTIONS = [ask(named_architecture("cnn1"), float(left), time_budget_seconds=400.0) for left in range(10, 400, 30)]
 
 
 @pytest.fixture
@@ -353,11 +349,8 @@ def test_all_that_hangs_has_one_time_to_end(
         monkeypatch.setattr(f"espalier_agent.service.serving.{name}", hangs)
     serving.start()
     try:
-        assert serving.store is not None
-        report = OutcomeReport(job="job", decision_ids=("a",), final_accuracy=0.5, time_budget_seconds=9)
-        serving.store.report(report).result(PATIENCE)
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
+        serving.store.report(outcome("a")).result(PATIENCE)
+        with locked(path):
             serving.decided("a", QUESTIONS[0], decide(policy, QUESTIONS[0]), policy.identity, 1)
             for _ in range(3):
                 assert hanging.acquire(timeout=PATIENCE)

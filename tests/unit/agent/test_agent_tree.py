@@ -111,7 +111,6 @@ def test_an_architecture_that_cannot_grow_is_refused(
     make_table: Callable[..., OutcomeTable], change: dict[str, Any], reason: str
 ) -> None:
     table = make_table(lambda _: 0.5, decisions=2)
-    assert table.architecture is not None
     (point,) = table.architecture.growth_points
     times = 2 if change.pop("twice", False) else 1
     insertion = tuple(layer.model_copy(update=change) for layer in point.insertion) * times

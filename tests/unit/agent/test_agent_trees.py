@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from bodies import ask
 from click.testing import CliRunner
 
 from espalier_agent.commands.agent import agent
@@ -21,7 +22,7 @@ from espalier_agent.policies.tree_ensemble import NODES, Trees, TreesNetwork, sq
 from espalier_agent.policies.tree_features import STATIC, UNKNOWN, RequestFacts, static_features
 from espalier_core.files.documents import DocumentError
 from espalier_core.growth.architecture import AttributeValue
-from espalier_core.types.advice import Action, AdviceRequest, CurvePoint, Progress, offered
+from espalier_core.types.advice import Action, CurvePoint, Progress, offered
 from espalier_core.types.job import Insertion
 from espalier_core.types.outcomes import (
     ArmRecord,
@@ -79,14 +80,11 @@ def policy() -> Policy:
 def test_it_says_where_and_when_and_how_sure_it_is(policy: Policy) -> None:
     case = record(50, 0)
     early, late = (case.request(moment) for moment in case.moments)
-    assert early is not None
-    assert late is not None
     first, *_ = offered(early.architecture)
     answer = advise(policy, early, "one")
     assert answer.action == first
     gains = {entry.action: entry.gain for entry in answer.probabilities}
     found = gains[first]
-    assert found is not None
     assert found.low <= found.mean <= found.high
     assert found.mean > 0.02
     assert gains[Action.nothing()] is None
@@ -100,7 +98,6 @@ def test_the_same_corpus_and_seed_give_the_same_policy_and_files_keep_it(policy:
     read = load_policy(tmp_path / "p")
     assert read.identity == policy.identity
     request = record(50, 0).request(record(50, 0).moments[0])
-    assert request is not None
     assert decide(read, request) == decide(policy, request)
     other = LEARNER.with_corpora([CORPUS]).learn([], seed=4, name="trees")
     assert other.version != policy.version
@@ -164,11 +161,9 @@ def test_it_says_how_blocks_of_a_language_model_are_inserted_and_what_that_gains
     for family in (50, 51):
         case = language_record(family, 0)
         request = case.request(case.moments[0])
-        assert request is not None
         answer = advise(learned, request, "one")
         gains = {entry.action: entry.gain for entry in answer.probabilities}
         unfolds = gains[WAYS[Insertion.UNFOLD]]
-        assert unfolds is not None
         if family % 2:
             assert answer.action == Action.nothing()
             assert unfolds.mean < -0.05
@@ -181,9 +176,8 @@ def test_it_learns_from_tables_of_several_decisions() -> None:
     tables = carried_tables("digits")[:2]
     learnt = LEARNER.learn(tables, seed=1)
     assert {table.name for table in learnt.lineage.tables} == {table.name for table in tables}
-    assert decide(learnt, AdviceRequest(
-        job="j", architecture=tables[0].architecture, time_left_seconds=10, time_budget_seconds=20
-    )).action.grows  # fmt: skip
+    assert tables[0].architecture is not None
+    assert decide(learnt, ask(tables[0].architecture, left=50)).action.grows
 
 
 def test_without_scikit_learn_it_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,15 +267,14 @@ def test_any_width_of_an_inserted_layer_is_read(policy: Policy, width: Attribute
         for point in model.growth_points
     ]
     architecture = model.model_copy(update={"growth_points": tuple(odd)})
-    request = AdviceRequest(job="j", architecture=architecture, time_left_seconds=50, time_budget_seconds=100)
-    gains = [entry.gain for entry in advise(policy, request, "a").probabilities[:-1]]
+    gains = [entry.gain for entry in advise(policy, ask(architecture), "a").probabilities[:-1]]
     assert gains
     assert all(gain is not None and math.isfinite(gain.mean) for gain in gains)
 
 
 def test_the_shipped_policy_answers_by_trees_for_models_that_it_has_never_met() -> None:
     shipped = default_policy()
-    met = AdviceRequest(job="j", architecture=MODELS["cnn1"], time_left_seconds=50, time_budget_seconds=100)
+    met = ask(MODELS["cnn1"], left=50)
     assert advise(shipped, met, "a").policy == shipped.identity
     assert advise(shipped, met, "a").familiarity is None
     layers = tuple(
@@ -297,7 +290,6 @@ def test_the_shipped_policy_answers_by_trees_for_models_that_it_has_never_met() 
         }
     )
     answer = advise(shipped, stranger, "b")
-    assert answer.familiarity is not None
     assert answer.familiarity.outside[-1].startswith("steps left 1,000,000 ")
     assert shipped.parts
     assert shipped.parts[0].lineage.domain is not None
@@ -353,7 +345,6 @@ def test_widening_is_learnt_apart(corpora: dict[str, GrowthCorpus]) -> None:
         for cases in (records, adding)
     )
     request = records[0].request(records[0].moments[0])
-    assert request is not None
     known, without = (
         {entry.action: entry.gain for entry in advise(one, request, "a").probabilities if entry.action.grows}
         for one in (both, apart)
@@ -367,7 +358,6 @@ def test_widening_is_learnt_apart(corpora: dict[str, GrowthCorpus]) -> None:
 
 def test_the_shipped_policy_widens_where_that_gains_most(corpora: dict[str, GrowthCorpus]) -> None:
     shipped = default_policy().parts[0]
-    assert shipped is not None
     kinds = {
         decide(shipped, request).action.kind
         for record in corpora["growth"].cases[:60]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bodies import ask
 
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.evaluation.gate import compare
@@ -29,7 +29,7 @@ from espalier_agent.tables.tree import TableError, decision_tree
 from espalier_core.growth.architecture import Architecture, GrowthError
 from espalier_core.growth.deepen import deepened
 from espalier_core.growth.widen import WIDEN
-from espalier_core.types.advice import Action, AdviceRequest, PolicyVersion, Progress
+from espalier_core.types.advice import Action, PolicyVersion, Progress
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.outcomes import OutcomeTable
 from espalier_lab.growth.environment import OutcomeEnvironment
@@ -43,12 +43,6 @@ GROUPS = ("block0.0", "block1.0", "block2.0")
 def described() -> Architecture:
     """Return the digits net with its groups."""
     return describe(digits(), torch.randn(2, 1, 8, 8), operations=["Widen"])
-
-
-def ask(architecture: Architecture, left: float = 60.0, **changes: object) -> AdviceRequest:
-    return AdviceRequest(
-        job="job", architecture=architecture, time_left_seconds=left, time_budget_seconds=100.0, **changes
-    )
 
 
 def test_actions_are_points_then_groups_then_nothing(described: Architecture) -> None:
@@ -92,28 +86,14 @@ def test_exploration_tries_what_no_policy_has_learnt(described: Architecture) ->
 
 
 @pytest.fixture(scope="module")
-def widened(described: Architecture) -> OutcomeTable:
+def widened(described: Architecture, make_table: Callable[..., OutcomeTable]) -> OutcomeTable:
     """Return a table of which the best sequence widens block 1 and then deepens block 0."""
 
     def accuracy(actions: tuple[int, ...]) -> float:
         return 0.5 + 0.2 * (actions[0] == 4) + 0.1 * (actions[1] == 0) + 0.01 * sum(action < 6 for action in actions)
 
-    return OutcomeTable.model_validate(
-        {
-            "source": "made for a test",
-            "model": "digits",
-            "scenario": "middle",
-            "time_budget_s": 100.0,
-            "adapt_from_s": 50.0,
-            "actions": [*(f"deepen block{i}" for i in range(3)), *(f"widen {group}" for group in GROUPS), "do nothing"],
-            "decisions_per_episode": 2,
-            "sequences": [
-                {"actions": actions, "time_left_s": [50.0, 45.0], "accuracy": accuracy(actions)}
-                for actions in itertools.product(range(7), repeat=2)
-            ],
-            "architecture": described,
-        }
-    )
+    labels = [*(f"deepen block{i}" for i in range(3)), *(f"widen {group}" for group in GROUPS), "do nothing"]
+    return make_table(accuracy, points=6, decisions=2, model="digits", actions=labels, architecture=described)
 
 
 def test_a_table_grows_its_states_by_what_its_actions_say(widened: OutcomeTable, described: Architecture) -> None:

@@ -31,15 +31,8 @@ def evaluations(
 def standing(scores: tuple[ScorePoint, ...] = evaluations(), measure: Measure = ACCURACY, **changes: object) -> Bidder:
     """Return a job with 100 s left, in which one worker trains 20 more epochs, and perfect speedup."""
     facts: dict[str, object] = {
-        "measure": measure,
-        "scores": scores,
-        "work": 20.0,
-        "seconds_left": 100.0,
-        "epoch_seconds": 5.0,
-        "base": 1,
-        "most": 4,
-        "tried": 2,
-        "speedup": float,
+        **{"measure": measure, "scores": scores, "work": 20.0, "seconds_left": 100.0, "epoch_seconds": 5.0},
+        **{"base": 1, "most": 4, "tried": 2, "speedup": float},
     }
     return Bidder(**(facts | changes))  # type: ignore[arg-type]
 
@@ -167,7 +160,6 @@ def test_four_of_five_curves_are_within_their_intervals() -> None:
         random = Random(seed)
         floor, scale, power = random.uniform(0, 0.3), random.uniform(0.2, 0.6), random.uniform(0.3, 1.2)
         curve = learning_curve(evaluations(floor, scale, power, noise=0.01, seed=seed), ACCURACY)
-        assert curve is not None
         gain, truth = curve.gain(40, 80), scale * (40**-power - 80**-power)
         inside += gain.low <= truth <= gain.high
     assert 42 <= inside <= 58

@@ -8,8 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import pytest
 import yaml
@@ -62,25 +61,21 @@ def nodes(node: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]
         yield from nodes(node["additionalProperties"], f"{path}.*")
 
 
-def fields_of(model: type[BaseModel], path: str) -> Iterator[str]:
-    """Yield every field that the models know, by their annotations alone."""
-    for name, field in model.model_fields.items():
-        place = f"{path}.{field.alias or name}"
-        yield place
-        yield from _inside(field.annotation, place)
-
-
-def _inside(annotation: Any, place: str) -> Iterator[str]:
-    origin, arguments = get_origin(annotation), get_args(annotation)
+def models_of(annotation: Any, place: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield every model of an annotation, and where it stands, by the annotations of fields alone."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield from fields_of(annotation, place)
-    elif origin in (Union, UnionType):
-        for argument in arguments:
-            yield from _inside(argument, place)
-    elif origin is tuple:
-        yield from _inside(arguments[0], f"{place}[]")
-    elif origin is dict:
-        yield from _inside(arguments[1], f"{place}.*")
+        yield place, annotation
+        for name, field in annotation.model_fields.items():
+            yield from models_of(field.annotation, f"{place}.{field.alias or name}")
+    ending = {tuple: "[]", dict: ".*"}.get(get_origin(annotation), "")
+    for argument in get_args(annotation):
+        yield from models_of(argument, f"{place}{ending}")
+
+
+def fields_of(model: type[BaseModel], path: str) -> set[str]:
+    """Return every field that the models know."""
+    found = models_of(model, path)
+    return {f"{place}.{field.alias or name}" for place, each in found for name, field in each.model_fields.items()}
 
 
 def test_the_files_are_fresh() -> None:
@@ -110,7 +105,7 @@ def test_readers_of_both_yaml_versions_read_the_same() -> None:
 
 def test_schema_and_model_of_a_queue_have_the_same_fields() -> None:
     found = {path for path, _ in nodes(schema(queue_definition())["properties"]["spec"], "spec")} - {"spec"}
-    assert {path for path in found if not path.endswith("[]")} == set(fields_of(QueueSpec, "spec"))
+    assert {path for path in found if not path.endswith("[]")} == fields_of(QueueSpec, "spec")
 
 
 @pytest.mark.parametrize(("part", "model"), [("spec", JobSpec), ("status", JobStatus)])
@@ -118,7 +113,7 @@ def test_schema_and_models_have_the_same_fields(part: str, model: type[BaseModel
     """Nothing is lost and nothing is made up."""
     in_schema = {path for path, _node in nodes(schema()["properties"][part], part)}
     known = {path for path in in_schema if not path.endswith(("[]", "*")) and path != part}
-    assert known == set(fields_of(model, part))
+    assert known == fields_of(model, part)
 
 
 def test_every_place_has_one_type_and_nothing_is_open_by_accident() -> None:
@@ -159,8 +154,8 @@ def test_every_bound_and_default_is_the_models() -> None:
 
 def test_every_rule_has_a_place_and_says_what_to_do() -> None:
     """Rules of models that are gone, and mute ones, would go unseen."""
-    known = [*_models(AdaptiveTrainingJob), *_models(Queue)]
-    assert set(RULES) <= {model.__name__ for model in known}
+    known = {model.__name__ for kind in (AdaptiveTrainingJob, Queue) for _, model in models_of(kind, "")}
+    assert set(RULES) <= known
     schemas = schema(), schema(queue_definition())
     written = [
         rule["rule"]
@@ -173,20 +168,6 @@ def test_every_rule_has_a_place_and_says_what_to_do() -> None:
         for rule in rules:
             assert len(rule["message"].split()) > 4, rule
             assert not re.search(r"\n|[A-Z]\w+Error", rule["message"]), rule
-
-
-def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    yield model
-    for field in model.model_fields.values():
-        for found in _models_in(field.annotation):
-            yield from _models(found)
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)
 
 
 def test_what_no_schema_can_say_is_refused_with_its_place() -> None:

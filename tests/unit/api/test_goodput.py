@@ -43,6 +43,7 @@ LIMITS = st.builds(
     max_batch_size=st.integers(1, 10**6),
     max_pass_size=st.none() | st.integers(1, 10**4),
 )
+ALONE = {"nodes": 1, "workers": 1, "sync_seconds": 0.0}
 
 
 @given(NOISES, st.integers(1, 10**5), st.integers(1, 10**5))
@@ -64,7 +65,6 @@ def test_more_examples_are_never_worth_less_and_each_is_never_worth_more(
 def test_the_gain_is_the_size_times_pollux_efficiency(norm: float, variance: float, size: int, scale: int) -> None:
     noise = GradientNoise(squared_norm=norm, variance=variance, samples=1)
     scale_of_noise = noise.noise_scale
-    assert scale_of_noise is not None
     efficiency = (scale_of_noise + size) / (scale_of_noise + size * scale)
     assert gain(noise, size, scale) == pytest.approx(scale * efficiency, rel=1e-6)
 
@@ -117,18 +117,10 @@ def test_the_fit_knows_that_passes_repeat_what_a_step_costs(passes: int, alpha: 
     assume(alpha / 30 < beta * 64 < 30 * alpha)
     true = Throughput(alpha_compute=alpha, beta_compute=beta)
     points = tuple(
-        StepTime(
-            nodes=1,
-            workers=1,
-            batch_size=size,
-            passes=parts,
-            step_seconds=true.step_seconds(1, 1, size, parts),
-            sync_seconds=0.0,
-        )
+        StepTime(**ALONE, batch_size=size, passes=parts, step_seconds=true.step_seconds(1, 1, size, parts))
         for size, parts in ((64, 1), (128, 1), (128 * passes, passes))
     )
     found = fitted(points)
-    assert found is not None
     assert found.step_seconds(1, 1, 512, passes) == pytest.approx(true.step_seconds(1, 1, 512, passes), rel=0.05)
     assert true.step_seconds(1, 1, 512, passes) == pytest.approx(passes * alpha + 512 * beta)
 
@@ -137,7 +129,5 @@ def test_the_fit_knows_that_passes_repeat_what_a_step_costs(passes: int, alpha: 
 def test_whatever_a_tenant_reports_the_goodput_is_a_number(
     seconds: float, size: int, noise: GradientNoise, limits: BatchLimits
 ) -> None:
-    points = (StepTime(nodes=1, workers=1, batch_size=size, step_seconds=seconds, sync_seconds=0.0),)
-    model = fitted(points)
-    assert model is not None
+    model = fitted((StepTime(**ALONE, batch_size=size, step_seconds=seconds),))
     assert 0 < best(model, noise, limits, 1, 4).goodput < math.inf

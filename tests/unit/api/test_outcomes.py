@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,12 @@ from espalier_core.files.documents import DocumentError
 from espalier_core.types.outcomes import OutcomeTable, read_table, read_tables, reward
 
 
-def table(**change: object) -> dict[str, object]:
+def table(**change: object) -> dict[str, Any]:
     sequences = [
         {"actions": list(actions), "time_left_s": [8.0, 5.0], "accuracy": 0.1 * sum(actions)}
         for actions in itertools.product(range(3), repeat=2)
     ]
-    whole: dict[str, object] = {
+    whole = {
         "source": "a test",
         "model": "m",
         "scenario": "early",
@@ -48,16 +49,10 @@ def test_rank_counts_what_is_better(tmp_path: Path) -> None:
     assert read_tables(tmp_path) == (loaded,)
 
 
-def without_last() -> list[object]:
-    sequences = table()["sequences"]
-    assert isinstance(sequences, list)
-    return sequences[:-1]
-
-
-def changed_first(**change: object) -> list[object]:
-    sequences = table()["sequences"]
-    assert isinstance(sequences, list)
-    return [sequences[0] | change, *sequences[1:]]
+def first(**change: object) -> dict[str, object]:
+    """Return the sequences of a table with other values of the first."""
+    one, *others = table()["sequences"]
+    return {"sequences": [one | change, *others]}
 
 
 def model(**change: object) -> dict[str, object]:
@@ -82,20 +77,20 @@ def control(**change: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sequences": without_last()}, r"sequence \[2, 2\] is missing \(1 in all\)"),
-        ({"sequences": changed_first(actions=[0, 1])}, r"sequence \[0, 1\] appears twice"),
-        ({"sequences": changed_first(actions=[0])}, r"sequences\[0\]: 1 actions and 2 times left"),
-        ({"sequences": changed_first(actions=[0, 7])}, r"sequences\[0\]: action 7 is not among the 3 actions"),
-        ({"sequences": changed_first(time_left_s=[11, 1])}, r"time left 11.0 is outside the budget of 10.0 s"),
-        ({"sequences": changed_first(accuracy=float("nan"))}, "sequences.0.accuracy: Input should be a finite number"),
-        ({"sequences": changed_first(accuracy=1.5)}, "sequences.0.accuracy: Input should be less than or equal to 1"),
-        ({"sequences": changed_first(accuracy=None)}, "sequences.0.accuracy: Input should be a valid number"),
-        ({"sequences": changed_first(accuracy="0.5")}, "sequences.0.accuracy: Input should be a valid number"),
-        ({"sequences": changed_first(actions=[True, 0])}, "sequences.0.actions.0: Input should be a valid integer"),
-        ({"sequences": changed_first(actions=[0, -1])}, r"sequences\[0\]: action -1 is not among the 3 actions"),
-        ({"sequences": changed_first(time_left_s=[8])}, r"sequences\[0\]: 2 actions and 1 times left"),
-        ({"sequences": changed_first(time_left_s=[5, 8])}, r"sequences\[0\]: time left rises from 5.0 to 8.0 s"),
-        ({"sequences": changed_first(time_left_s=[8, float("nan")])}, "sequences.0.time_left_s.1: .* finite number"),
+        ({"sequences": table()["sequences"][:-1]}, r"sequence \[2, 2\] is missing \(1 in all\)"),
+        (first(actions=[0, 1]), r"sequence \[0, 1\] appears twice"),
+        (first(actions=[0]), r"sequences\[0\]: 1 actions and 2 times left"),
+        (first(actions=[0, 7]), r"sequences\[0\]: action 7 is not among the 3 actions"),
+        (first(time_left_s=[11, 1]), r"time left 11.0 is outside the budget of 10.0 s"),
+        (first(accuracy=float("nan")), "sequences.0.accuracy: Input should be a finite number"),
+        (first(accuracy=1.5), "sequences.0.accuracy: Input should be less than or equal to 1"),
+        (first(accuracy=None), "sequences.0.accuracy: Input should be a valid number"),
+        (first(accuracy="0.5"), "sequences.0.accuracy: Input should be a valid number"),
+        (first(actions=[True, 0]), "sequences.0.actions.0: Input should be a valid integer"),
+        (first(actions=[0, -1]), r"sequences\[0\]: action -1 is not among the 3 actions"),
+        (first(time_left_s=[8]), r"sequences\[0\]: 2 actions and 1 times left"),
+        (first(time_left_s=[5, 8]), r"sequences\[0\]: time left rises from 5.0 to 8.0 s"),
+        (first(time_left_s=[8, float("nan")]), "sequences.0.time_left_s.1: .* finite number"),
         ({"sequences": []}, "sequences: Tuple should have at least 1 item"),
         ({"decisions_per_episode": 10**12}, "decisions_per_episode: Input should be less than or equal to 32"),
         ({"decisions_per_episode": 0}, "decisions_per_episode: Input should be greater than or equal to 1"),
@@ -131,27 +126,24 @@ def control(**change: object) -> dict[str, object]:
         ),
         ({"seeds": []}, "seeds: Tuple should have at least 1 item"),
         ({"seeds": [0, 0]}, r"seeds\[1\]: 0 appears twice"),
+        (first(accuracies=[0.0, 0.0]), r"sequences\[0\]: 2 accuracies, where the table has 0 seeds"),
         (
-            {"sequences": changed_first(accuracies=[0.0, 0.0])},
-            r"sequences\[0\]: 2 accuracies, where the table has 0 seeds",
-        ),
-        (
-            {"seeds": [0, 1, 2], "sequences": changed_first(accuracies=[0.0, 0.0])},
+            {"seeds": [0, 1, 2]} | first(accuracies=[0.0, 0.0]),
             r"sequences\[0\]: 2 accuracies, where the table has 3 seeds",
         ),
         (
-            {"seeds": [0, 1], "sequences": changed_first(accuracies=[0.0, 0.5])},
+            {"seeds": [0, 1]} | first(accuracies=[0.0, 0.5]),
             r"sequences\[0\]: accuracy 0.0 is not the mean of its accuracies, 0.25000",
         ),
         (
-            {"seeds": [0, 1], "sequences": changed_first(accuracies=[0.0, 0.0], accuracy_std=0.1)},
+            {"seeds": [0, 1]} | first(accuracies=[0.0, 0.0], accuracy_std=0.1),
             r"sequences\[0\]: accuracy_std 0.1 is not that of its accuracies, 0.00000",
         ),
         (
-            {"seeds": [0, 1], "sequences": changed_first(accuracies=[0.0, float("nan")])},
+            {"seeds": [0, 1]} | first(accuracies=[0.0, float("nan")]),
             "sequences.0.accuracies.1: Input should be a finite number",
         ),
-        ({"sequences": changed_first(accuracy_std=-0.1)}, "sequences.0.accuracy_std: .* greater than or equal to 0"),
+        (first(accuracy_std=-0.1), "sequences.0.accuracy_std: .* greater than or equal to 0"),
         ({"controls": [{"name": "restart", "description": ""}]}, "controls.0.accuracy: Field required"),
         ({"controls": [control(), control()]}, r"controls\[1\]: 'restart' appears twice"),
         (
@@ -214,9 +206,9 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_table_of_several_seeds_with_controls_is_read_as_it_was_written(tmp_path: Path) -> None:
-    sequences = changed_first(accuracy=0.5, accuracies=[0.4, 0.6], accuracy_std=0.14142)
+    sequences = first(accuracy=0.5, accuracies=[0.4, 0.6], accuracy_std=0.14142)
     controls = [control(accuracies=[0.5, 0.5], accuracy_std=0.0), control(name="throughput")]
-    loaded = OutcomeTable.model_validate(table(seeds=[3, 4], sequences=sequences, controls=controls))
+    loaded = OutcomeTable.model_validate(table(seeds=[3, 4], controls=controls, **sequences))
     path = tmp_path / "t.json"
     path.write_text(json.dumps(loaded.to_json()))
     assert read_table(path) == loaded

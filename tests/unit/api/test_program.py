@@ -14,9 +14,10 @@ from espalier_core.files.documents import DocumentError, dumps, loads
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.measurements import MAX_CONFIGURATIONS, MAX_LOSS_POINTS, GradientNoise
 from espalier_core.types.program import compile_pattern, selector_of
-from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Report
+from espalier_core.types.report import Adaptation, Report
 from espalier_core.types.task import MEASURE_OF, MEASURES, Score, Task, score_in
 from espalier_core.validation.reading import JobFileError, parse_jobs
+from operator_world.kube_objects import adaptation
 
 TEMPLATE = {"spec": {"containers": [{"command": ["sh"], "resources": {"limits": {"nvidia.com/gpu": 1}}}]}}
 
@@ -150,37 +151,17 @@ def test_the_score_is_found_among_figures():
 @pytest.mark.parametrize(("measure", "after", "gained"), [("accuracy", 0.75, 0.25), ("bits_per_character", 0.25, 0.25)])
 def test_an_adaptation_says_what_was_gained_whatever_the_measure(measure, after, gained):
     before = {"accuracy_before": 0.5} if measure == "accuracy" else {"score_before": Score(measure=measure, value=0.5)}
-    adaptation = Adaptation(
-        decision_id="d",
-        time=datetime.now(UTC),
-        used_seconds=0,
-        trigger="",
-        generation=0,
-        action="Nothing",
-        source=AdaptationSource.AGENT,
-        result=AdaptationResult.GROWN,
-        depth_before=1,
-        depth_after=2,
-        parameters_before=1,
-        parameters_after=2,
-        seconds=0,
-        **before,
-    )
-    assert adaptation.gained is None
-    done = adaptation.followed_by(Score(measure=measure, value=after))
+    growth = adaptation(**before)
+    assert growth.gained is None
+    done = growth.followed_by(Score(measure=measure, value=after))
     assert done.gained == gained
     assert Adaptation.model_validate_json(done.model_dump_json(by_alias=True)) == done
     assert (done.accuracy_after is None) == (measure != "accuracy")
 
 
 SPEED = {
-    "nodes": 1,
-    "workers": 2,
-    "batchSize": 32,
-    "parameters": 10,
-    "steps": 5,
-    "stepSeconds": 0.5,
-    "syncSeconds": 0.1,
+    **{"nodes": 1, "workers": 2, "batchSize": 32, "parameters": 10},
+    **{"steps": 5, "stepSeconds": 0.5, "syncSeconds": 0.1},
 }
 
 

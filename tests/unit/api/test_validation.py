@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -26,52 +28,47 @@ from espalier_core.validation.reading import (
 
 MINIMAL = f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: a}}\nspec:\n  timeBudgetSeconds: 10\n"
 
-FULL: dict[str, Any] = {
-    "apiVersion": API_VERSION,
-    "kind": KIND,
-    "metadata": {"name": "full", "namespace": "team", "labels": {"a": "b"}, "annotations": {}},
-    "spec": {
-        "timeBudgetSeconds": 400,
-        "gpuSecondsBudget": 1600,
-        "minReplicas": 1,
-        "maxReplicas": 4,
-        "queue": "default",
-        "priorityClassName": "high",
-        "priority": 5,
-        "suspend": False,
-        "preRunningDeadlineSeconds": 60,
-        "backoffLimit": 3,
-        "maxPreemptions": 2,
-        "ttlSecondsAfterFinished": 60,
-        "preemption": {"noticeSeconds": 30, "cooldownSeconds": 60, "minRuntimeSeconds": 60},
-        "adaptation": {
-            "mode": "Auto",
-            "actions": ["Deepen"],
-            "maxAdaptations": 3,
-            "agent": {"url": "http://agent:8080"},
-            "decisionTimeoutSeconds": 5,
-            "fallback": "None",
-            "onReclaim": "Keep",
-            "insertion": "Exact",
-        },
-        "training": {
-            "model": {"name": "cnn1", "options": {}},
-            "dataset": {"name": "cifar10", "path": "/data"},
-            "batchSize": 128,
-            "optimizer": {"name": "Adam", "learningRate": 0.01, "momentum": 0, "weightDecay": 0},
-            "schedule": {"name": "BudgetLinear", "restartOnGrowth": True, "decay": 0.9, "options": {}},
-            "evaluateEveryEpochs": 1,
-            "seed": 0,
-        },
-        "checkpoint": {"path": "/checkpoints", "intervalSeconds": 60},
-        "template": {
-            "spec": {
-                "containers": [{"name": "trainer", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 2}}}],
-                "nodeSelector": {"zone": "a"},
-            }
-        },
-    },
-}
+
+def limited(resources: str) -> str:
+    """Return a job whose container has these limits."""
+    return f"{MINIMAL}  template: {{spec: {{containers: [{{resources: {{limits: {{{resources}}}}}}}]}}}}\n"
+
+
+FULL: dict[str, Any] = YAML(typ="safe").load(f"""
+apiVersion: {API_VERSION}
+kind: {KIND}
+metadata: {{name: full, namespace: team, labels: {{a: b}}, annotations: {{}}}}
+spec:
+  timeBudgetSeconds: 400
+  gpuSecondsBudget: 1600
+  minReplicas: 1
+  maxReplicas: 4
+  queue: default
+  priorityClassName: high
+  priority: 5
+  suspend: false
+  preRunningDeadlineSeconds: 60
+  backoffLimit: 3
+  maxPreemptions: 2
+  ttlSecondsAfterFinished: 60
+  preemption: {{noticeSeconds: 30, cooldownSeconds: 60, minRuntimeSeconds: 60}}
+  adaptation:
+    {{mode: Auto, actions: [Deepen], maxAdaptations: 3, agent: {{url: "http://agent:8080"}}, decisionTimeoutSeconds: 5,
+     fallback: None, onReclaim: Keep, insertion: Exact}}
+  training:
+    model: {{name: cnn1, options: {{}}}}
+    dataset: {{name: cifar10, path: /data}}
+    batchSize: 128
+    optimizer: {{name: Adam, learningRate: 0.01, momentum: 0, weightDecay: 0}}
+    schedule: {{name: BudgetLinear, restartOnGrowth: true, decay: 0.9, options: {{}}}}
+    evaluateEveryEpochs: 1
+    seed: 0
+  checkpoint: {{path: /checkpoints, intervalSeconds: 60}}
+  template:
+    spec:
+      containers: [{{name: trainer, image: x, resources: {{limits: {{nvidia.com/gpu: 2}}}}}}]
+      nodeSelector: {{zone: a}}
+""")
 
 
 def problems(text: str) -> list[str]:
@@ -81,8 +78,6 @@ def problems(text: str) -> list[str]:
 
 
 def dump(value: object) -> str:
-    from io import StringIO
-
     stream = StringIO()
     yaml = YAML(typ="safe")
     yaml.dump(value, stream)
@@ -93,7 +88,6 @@ def test_a_full_job_is_read_with_every_field() -> None:
     (job,) = parse_jobs(dump(FULL), "job.yaml")
     assert job.key == "team/full"
     assert job.spec.gpus_per_worker() == 2
-    assert job.spec.template is not None
     assert job.spec.template.spec.node_selector == {"zone": "a"}
     assert AdaptiveTrainingJob.model_validate(job.to_json()) == job
 
@@ -181,21 +175,18 @@ def test_a_batch_size_that_follows_goodput_has_a_limit_and_one_rule(training: di
             "worker are read there, and it needs one",
         ),
         (
-            MINIMAL + "  template: {spec: {containers: [{resources: {limits: {nvidia.com/gpu: 500m}}}]}}\n",
+            limited("nvidia.com/gpu: 500m"),
             "limits: has a limit of 500m nvidia.com/gpu; GPUs and other extended resources come in whole numbers",
         ),
         (
-            MINIMAL + "  template: {spec: {containers: [{resources: {limits: {nvidia.com/gpu: '12345678'}}}]}}\n",
+            limited("nvidia.com/gpu: '12345678'"),
             "limits: has a limit of 12345678 nvidia.com/gpu; GPUs and other extended resources come in whole numbers",
         ),
         (
-            MINIMAL + "  template: {spec: {containers: [{resources: {limits: {nvidia.com/gpu: 1, a/b: 1.5}}}]}}\n",
+            limited("nvidia.com/gpu: 1, a/b: 1.5"),
             "limits: has a limit of 1.5 a/b; GPUs and other extended resources come in whole numbers; write 1",
         ),
-        (
-            MINIMAL + "  template: {spec: {containers: [{resources: {limits: {nvidia.com/gpu: ١}}}]}}\n",
-            "limits.nvidia.com/gpu: is '١'; must be a quantity, such as 1, 500m or 4Gi",
-        ),
+        (limited("nvidia.com/gpu: ١"), "limits.nvidia.com/gpu: is '١'; must be a quantity, such as 1, 500m or 4Gi"),
         (
             MINIMAL + "  template: {spec: {containers: [{name: a}, {name: a}]}}\n",
             "spec.template.spec.containers: two containers have the name 'a'; names must differ",
@@ -306,8 +297,6 @@ def test_any_field_wrong_is_refused_by_name_or_accepted(path: tuple[str | int, .
         del parent[path[-1]]
     else:
         parent[path[-1]] = wrong
-    import json
-
     text = json.dumps(document, ensure_ascii=True)
     try:
         jobs = parse_jobs(text, "job.json")
@@ -319,13 +308,8 @@ def test_any_field_wrong_is_refused_by_name_or_accepted(path: tuple[str | int, .
             # The problem lies at, above or below the field that was changed (or is a consequence named with it).
             changed = [str(part) for part in path if isinstance(part, str)]
             named = problem.field
-            related = {
-                "spec.maxReplicas",
-                "spec.template.spec.containers",
-                "spec.training.dataset",
-                "spec.training.model",
-            }
-            assert not named or changed[0] in named or named in related
+            related = {f"spec.{name}" for name in ("maxReplicas", "template.spec.containers", "training.dataset")}
+            assert not named or changed[0] in named or named in {*related, "spec.training.model"}
     else:
         assert all(isinstance(job, AdaptiveTrainingJob) for job in jobs)
 

@@ -150,6 +150,12 @@ def pod_templates(objects: Iterable[Raw]) -> Iterator[tuple[str, Raw]]:
             yield each["metadata"]["name"], {"metadata": each["metadata"], "spec": each["spec"]}
 
 
+def pod_of(objects: Iterable[Raw], name: str) -> Raw:
+    """Return the specification of the pods of a Deployment."""
+    found: Raw = one(objects, "Deployment", name)["spec"]["template"]["spec"]
+    return found
+
+
 def rights(rules: Iterable[Raw]) -> list[Right]:
     """Return what rules allow, one by one; what two of them allow appears twice."""
     return [

@@ -26,24 +26,18 @@ def test_helm_finds_nothing_wrong(helm: Helm, files: tuple[str, ...]) -> None:
     assert "1 chart(s) linted, 0 chart(s) failed" in said
 
 
-def test_every_object_is_where_it_belongs(objects: list[Raw]) -> None:
-    for each in objects:
-        namespace = each["metadata"].get("namespace")
-        if each["kind"] in UNBOUND:
-            assert namespace is None, each["metadata"]
-        else:
-            assert isinstance(namespace, str), each["metadata"]
-            assert namespace, each["metadata"]
-
-
-def test_only_roles_for_jobs_and_dashboards_leave_the_releases_namespace(objects: list[Raw]) -> None:
-    elsewhere = {each["kind"] for each in objects if each["metadata"].get("namespace", SYSTEM) != SYSTEM}
-    assert elsewhere <= {"Role", "RoleBinding", "ConfigMap", "NetworkPolicy"}
-
-
-def test_nothing_is_there_twice(objects: list[Raw]) -> None:
+def test_every_object_is_where_it_belongs_and_none_is_there_twice(objects: list[Raw]) -> None:
+    """Only roles for jobs, policies and dashboards leave the namespace of the release."""
     keys = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects]
     assert len(keys) == len(set(keys))
+    for kind, namespace, name in keys:
+        if kind in UNBOUND:
+            assert namespace is None, name
+        else:
+            assert isinstance(namespace, str), name
+            assert namespace, name
+    elsewhere = {kind for kind, namespace, _ in keys if namespace not in (None, SYSTEM)}
+    assert elsewhere <= {"Role", "RoleBinding", "ConfigMap", "NetworkPolicy"}
 
 
 def test_names_and_labels_are_texts_that_kubernetes_takes(objects: list[Raw]) -> None:

@@ -6,8 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
+import charts
 import pytest
-from charts import CHART, IMAGES, KUBE_VERSION, ROOT, SYSTEM, VERSION, Helm, Raw, of, one, parse, pod_templates, rights
+from charts import CHART, IMAGES, ROOT, SYSTEM, VERSION, Helm, Raw, of, one, parse, pod_of, pod_templates, rights
 
 from espalier_agent.commands.serve import serve
 from espalier_lab.scheduling.product.__main__ import arguments
@@ -21,7 +22,7 @@ def names(objects: list[Raw], *, without: tuple[str, ...] = ()) -> set[tuple[str
 
 
 def test_the_operator_gets_its_own_defaults(helm: Helm) -> None:
-    (container,) = one(helm.render(), "Deployment", "espalier-operator")["spec"]["template"]["spec"]["containers"]
+    (container,) = pod_of(helm.render(), "espalier-operator")["containers"]
     context = main.make_context("espalier-operator", list(container["args"]))
     assert settings_of(context.params) == KubeSettings(
         trainer_image=f"{IMAGES}/espalier-trainer:{VERSION}",
@@ -39,7 +40,7 @@ def test_the_operator_gets_its_own_defaults(helm: Helm) -> None:
 
 
 def test_the_operator_gets_every_setting(helm: Helm) -> None:
-    pod = one(helm.render("full", "namespaced"), "Deployment", "gpus-operator")["spec"]["template"]["spec"]
+    pod = pod_of(helm.render("full", "namespaced"), "gpus-operator")
     arguments = list(pod["containers"][0]["args"])
     # The image that has this policy is a user's own.
     arguments[arguments.index("--policy=theirs:lend=false,promote=8,thresholds=3600/7200")] = "--policy=fair"
@@ -119,8 +120,7 @@ POLICIES = {
 @pytest.mark.parametrize("source", POLICIES)
 def test_a_policy_from_elsewhere_is_mounted_where_the_agent_looks(helm: Helm, source: str) -> None:
     given, volume = POLICIES[source]
-    rendered = helm.render(sets={"agent.policy": json.dumps({"source": source, **given})})
-    spec = one(rendered, "Deployment", "espalier-agent")["spec"]["template"]["spec"]
+    spec = pod_of(helm.render(sets={"agent.policy": json.dumps({"source": source, **given})}), "espalier-agent")
     (container,) = spec["containers"]
     assert "--policy=/policy" in container["args"]
     assert {"name": "policy", "mountPath": "/policy", "readOnly": True} in container["volumeMounts"]
@@ -156,12 +156,11 @@ def test_a_policy_file_is_evaluated_beside_the_operator(helm: Helm, values: str,
 
 
 def test_the_folder_of_a_claim_and_of_an_image(helm: Helm) -> None:
-    hostile = one(helm.render("hostile"), "Deployment", "espalier-agent")["spec"]["template"]["spec"]
-    assert {"name": "policy", "mountPath": "/policy", "readOnly": True, "subPath": "7"} in (
-        hostile["containers"][0]["volumeMounts"]
-    )
-    full = one(helm.render("full"), "Deployment", "gpus-agent")["spec"]["template"]["spec"]
-    assert full["initContainers"][0]["command"] == ["cp", "-R", "/policies/seven/.", "/var/run/espalier-policy/"]
+    (container,) = pod_of(helm.render("hostile"), "espalier-agent")["containers"]
+    mount = {"name": "policy", "mountPath": "/policy", "readOnly": True, "subPath": "7"}
+    assert mount in container["volumeMounts"]
+    (copies,) = pod_of(helm.render("full"), "gpus-agent")["initContainers"]
+    assert copies["command"] == ["cp", "-R", "/policies/seven/.", "/var/run/espalier-policy/"]
 
 
 @pytest.mark.parametrize(
@@ -170,8 +169,7 @@ def test_the_folder_of_a_claim_and_of_an_image(helm: Helm) -> None:
 )
 def test_outcomes_are_kept_in_a_file_of_each_pod(helm: Helm, claim: str, volume: Raw) -> None:
     given = {"enabled": True, "claim": claim, "limitMiB": 100}
-    rendered = helm.render(sets={"agent.outcomes": json.dumps(given)})
-    spec = one(rendered, "Deployment", "espalier-agent")["spec"]["template"]["spec"]
+    spec = pod_of(helm.render(sets={"agent.outcomes": json.dumps(given)}), "espalier-agent")
     (container,) = spec["containers"]
     assert container["args"][-2:] == ["--outcomes-db=/outcomes/$(POD_NAME).db", "--outcomes-limit=100"]
     assert container["env"] == [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
@@ -183,17 +181,14 @@ def test_outcomes_are_kept_in_a_file_of_each_pod(helm: Helm, claim: str, volume:
 
 @pytest.mark.parametrize(("share", "given"), [("0", []), ("0.25", ["--explore=0.25"]), ("1", ["--explore=1"])])
 def test_the_agent_explores_where_it_is_asked_to(helm: Helm, share: str, given: list[str]) -> None:
-    spec = one(helm.render(sets={"agent.exploration": share}), "Deployment", "espalier-agent")["spec"]["template"][
-        "spec"
-    ]
-    arguments = spec["containers"][0]["args"]
+    arguments = pod_of(helm.render(sets={"agent.exploration": share}), "espalier-agent")["containers"][0]["args"]
     assert [each for each in arguments if each.startswith("--explore")] == given
     parsed = serve.make_context("serve", arguments[1:], resilient_parsing=False).params
     assert parsed["explore"] == float(share)
 
 
 def test_outcomes_are_not_kept_unless_asked_for(helm: Helm) -> None:
-    spec = one(helm.render(), "Deployment", "espalier-agent")["spec"]["template"]["spec"]
+    spec = pod_of(helm.render(), "espalier-agent")
     (container,) = spec["containers"]
     assert "env" not in container
     assert [each["name"] for each in (*spec["volumes"], *container["volumeMounts"])] == ["tmp", "tmp"]
@@ -225,11 +220,8 @@ def test_hostile_values_stay_what_they_are(helm: Helm) -> None:
 def test_a_release_of_another_name_shares_nothing_with_the_first_but_what_there_can_be_only_one_of(helm: Helm) -> None:
     one_release, other = helm.render(), helm.render(release="second", namespace="second")
     shared = names(one_release) & names(other)
-    assert shared == {
-        ("CustomResourceDefinition", "adaptivetrainingjobs.espalier.dev"),
-        ("CustomResourceDefinition", "queues.espalier.dev"),
-        ("PriorityClass", "espalier-extra"),
-    }
+    definitions = {("CustomResourceDefinition", f"{kind}.espalier.dev") for kind in ("adaptivetrainingjobs", "queues")}
+    assert shared == {*definitions, ("PriorityClass", "espalier-extra")}
     assert ("Deployment", "second-espalier-operator") in names(other)
 
 
@@ -259,8 +251,7 @@ def test_switched_off_is_not_there(helm: Helm) -> None:
 def test_settings_of_policies_are_written_as_the_operator_reads_them(settings: str, text: str, helm: Helm) -> None:
     """Helm reads numbers of JSON, as those of files of values, as if they had a fraction."""
     sets = {"policy.name": json.dumps(text.partition(":")[0]), "policy.settings": settings}
-    rendered = one(helm.render(sets=sets), "Deployment", "espalier-operator")
-    (container,) = rendered["spec"]["template"]["spec"]["containers"]
+    (container,) = pod_of(helm.render(sets=sets), "espalier-operator")["containers"]
     assert f"--policy={text}" in container["args"]
     configured(text)
 
@@ -343,8 +334,8 @@ def test_all_pods_meet_quotas_of_limits_and_the_test_goes_where_the_operator_may
         "agent.policy": {"source": "Image", "image": "registry/policy:1"},
     }
     rendered = helm.render(sets={name: json.dumps(value) for name, value in sets.items()})
-    agent = one(rendered, "Deployment", "espalier-agent")["spec"]["template"]["spec"]
-    operator = one(rendered, "Deployment", "espalier-operator")["spec"]["template"]["spec"]
+    agent = pod_of(rendered, "espalier-agent")
+    operator = pod_of(rendered, "espalier-operator")
     test = one(rendered, "Pod")["spec"]
     for spec in (agent, operator, test):
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
@@ -376,7 +367,7 @@ def test_a_part_gets_what_is_added_to_it(helm: Helm, part: str) -> None:
     (constraint,) = pod["topologySpreadConstraints"]
     assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == ("example.com/room", "DoNotSchedule")
     assert (pod["dnsPolicy"], pod["dnsConfig"]["nameservers"]) == ("None", ["10.0.0.53"])
-    plain = one(helm.render(), "Deployment", f"espalier-{part}")["spec"]["template"]["spec"]["containers"][0]
+    plain = pod_of(helm.render(), f"espalier-{part}")["containers"][0]
     for name, changed in (
         ("startup", {"failureThreshold": 240}),
         ("readiness", {"timeoutSeconds": 9}),
@@ -386,26 +377,20 @@ def test_a_part_gets_what_is_added_to_it(helm: Helm, part: str) -> None:
     if part == "operator":
         assert {"name": "MALLOC_ARENA_MAX", "value": "2"} in pod["containers"][1]["env"]
     none = helm.render(sets={f"{part}.topologySpreadConstraints": "[]"})
-    assert "topologySpreadConstraints" not in one(none, "Deployment", f"espalier-{part}")["spec"]["template"]["spec"]
+    assert "topologySpreadConstraints" not in pod_of(none, f"espalier-{part}")
 
 
 def test_an_umbrella_chart_switches_it_on_and_off(helm: Helm, tmp_path: Path) -> None:
     """With a condition, a tag, an alias, and values for all charts."""
     parent = tmp_path / "platform"
     shutil.copytree(CHART, parent / "charts" / "espalier")
-    dependency = {
-        "name": "espalier",
-        "version": "*",
-        "condition": "gpus.enabled",
-        "tags": ["training"],
-        "alias": "gpus",
-    }
-    chart = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
+    wanted = {"name": "espalier", "version": "*", "condition": "gpus.enabled", "tags": ["training"], "alias": "gpus"}
+    chart = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [wanted]}
     (parent / "Chart.yaml").write_text(json.dumps(chart))
     (parent / "values.yaml").write_text(
         json.dumps({"tags": {"training": True}, "global": {"imagePullSecrets": [{"name": "shared"}]}, "gpus": {}})
     )
-    options = ("template", "platform", str(parent), f"--kube-version={KUBE_VERSION}")
+    options = ("template", "platform", str(parent), f"--kube-version={charts.KUBE_VERSION}")
     on = parse(helm(*options, "--set=gpus.enabled=true"))
     pods = [pod["spec"] for _, pod in pod_templates(list(on))]
     assert pods
@@ -416,7 +401,7 @@ def test_an_umbrella_chart_switches_it_on_and_off(helm: Helm, tmp_path: Path) ->
 def test_metrics_are_served_and_scraped_over_tls(helm: Helm) -> None:
     rendered = helm.render("secured")
     for part in ("operator", "agent"):
-        pod = one(rendered, "Deployment", f"espalier-{part}")["spec"]["template"]["spec"]
+        pod = pod_of(rendered, f"espalier-{part}")
         container = pod["containers"][0]
         options = {"--metrics-tls-dir=/metrics-tls", "--metrics-authentication=TokenReview"}
         assert options <= set(container["args"])

@@ -33,7 +33,6 @@ def script() -> ModuleType:
     """Give hack/chart as a module."""
     loader = importlib.machinery.SourceFileLoader("espalier_chart", str(SCRIPT))
     spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     loader.exec_module(module)
@@ -168,25 +167,9 @@ def test_every_setting_of_the_operator_is_a_value() -> None:
     others = {field.name for field in fields(KubeSettings)} - seconds
     assert others == {
         *("gpu_resource", "other_gpu_resources", "gpu_type_label", "rack_label", "tolerated_taints", "trainer_image"),
-        *("kueue", "kueue_extra_workers", "kueue_priority_boost"),
-        *(
-            "image_pull_policy",
-            "trainer_user",
-            "departing_nodes",
-            "eviction_requests",
-            "node_groups",
-            "traces_endpoint",
-            "worker_network_policies",
-        ),
-        *(
-            "controller_name",
-            "policy",
-            "agent_url",
-            "progress_url",
-            "image_pull_secrets",
-            "extra_priority_class",
-            "watch_namespaces",
-        ),
+        *("kueue", "kueue_extra_workers", "kueue_priority_boost", "image_pull_policy", "image_pull_secrets"),
+        *("trainer_user", "departing_nodes", "eviction_requests", "node_groups", "traces_endpoint", "watch_namespaces"),
+        *("worker_network_policies", "controller_name", "policy", "agent_url", "progress_url", "extra_priority_class"),
     }, "test_the_operator_gets_every_setting sets these"
 
 
@@ -219,12 +202,8 @@ def requirements(part: dict[str, Any]) -> list[str]:
 
 def test_a_script_changes_the_version_everywhere(tmp_path: Path) -> None:
     (chart,) = parse((CHART / "Chart.yaml").read_text())
-    files = [
-        ROOT / "CITATION.cff",
-        CHART / "Chart.yaml",
-        ROOT / "pyproject.toml",
-        *sorted(ROOT.glob("*/pyproject.toml")),
-    ]
+    projects = [ROOT / "pyproject.toml", *sorted(ROOT.glob("*/pyproject.toml"))]
+    files = [ROOT / "CITATION.cff", CHART / "Chart.yaml", *projects]
     for file in (*files, ROOT / "hack" / "version"):
         copy = tmp_path / file.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import re
 import subprocess
 import sys
-import threading
-from typing import Any
 
 import pytest
 from charts import CHART, SYSTEM, Helm, bound_rights, of, one, parse, pod_templates
@@ -18,6 +15,7 @@ from espalier_core.types.status import JobStatus
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import WorkerRole
+from http_answers import answering
 from operator_world.kube_objects import kube_job
 
 RULES = sorted(path.stem for path in (CHART / "rules").glob("*.yaml"))
@@ -28,11 +26,8 @@ DASHBOARDS = sorted(path.stem for path in (CHART / "dashboards").glob("*.json"))
 
 def test_workers_reach_the_agent_and_prometheus_both(helm: Helm) -> None:
     prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    test = {
-        "podSelector": {
-            "matchLabels": {"app.kubernetes.io/name": "espalier-test", "app.kubernetes.io/instance": "espalier"}
-        }
-    }
+    labels = {"app.kubernetes.io/name": "espalier-test", "app.kubernetes.io/instance": "espalier"}
+    test = {"podSelector": {"matchLabels": labels}}
     worker = {
         "namespaceSelector": {},
         "podSelector": {"matchExpressions": [{"key": "espalier.dev/job", "operator": "Exists"}]},
@@ -44,7 +39,7 @@ def test_workers_reach_the_agent_and_prometheus_both(helm: Helm) -> None:
     assert operator["ingress"][0]["ports"] == [{"port": "progress"}], "not to its metrics, which name jobs of others"
     assert agent["policyTypes"] == operator["policyTypes"] == ["Ingress"], "where they go is not restricted"
     (pod,) = of(rendered, "Pod")
-    assert test["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert labels.items() <= pod["metadata"]["labels"].items()
 
 
 def test_only_workers_of_the_namespaces_looked_after_reach_the_agent(helm: Helm) -> None:
@@ -64,11 +59,8 @@ def test_what_leaves_operator_and_agent_goes_to_what_they_read_and_the_name_serv
         spec = one(rendered, "NetworkPolicy", f"espalier-{part}")["spec"]
         assert spec["policyTypes"] == ["Ingress", "Egress"]
         assert spec["egress"] == whereto
-    for endpoint, port in {
-        "http://collector:4318/v1": 4318,
-        "https://[::1]/v1": 443,
-        "http://[fd00::7]:80": 80,
-    }.items():
+    ports = {"http://collector:4318/v1": 4318, "https://[::1]/v1": 443, "http://[fd00::7]:80": 80}
+    for endpoint, port in ports.items():
         rendered = helm.render(sets=egress | {"operator.traces.endpoint": f'"{endpoint}"'})
         spec = one(rendered, "NetworkPolicy", "espalier-operator")["spec"]
         assert spec["egress"] == [api_server, metrics, {"ports": [{"port": port}]}]
@@ -209,19 +201,6 @@ def test_a_page_that_is_no_address_is_refused(helm: Helm, url: str) -> None:
     assert "runbookUrl" in helm.refuses(sets={"prometheusRule.runbookUrl": json.dumps(url)})
 
 
-class _Answers(http.server.BaseHTTPRequestHandler):
-    """Says of `/healthz` what the server's `code` is, and 200 of `/readyz`."""
-
-    def do_GET(self) -> None:
-        code = {"/healthz": self.server.code, "/readyz": 200}[self.path]  # type: ignore[attr-defined]
-        self.send_response(code)
-        self.end_headers()
-        self.wfile.write(b"the last tick: 1.0 s ago")
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing."""
-
-
 @pytest.mark.parametrize(("code", "passes"), [(200, True), (503, False)])
 def test_helm_test_asks_both_and_fails_where_one_does_not_answer(helm: Helm, code: int, passes: bool) -> None:
     """The pod's own command is run, by this Python; only the services' names are other ones."""
@@ -230,16 +209,9 @@ def test_helm_test_asks_both_and_fails_where_one_does_not_answer(helm: Helm, cod
     services = [f"http://espalier-{part}.{SYSTEM}.svc:8080" for part in ("operator", "agent")]
     assert (python, option) == ("python", "-c")
     assert urls == [f"{services[0]}/healthz", f"{services[1]}/readyz"]
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as server:
-        server.code = code  # type: ignore[attr-defined]
-        thread = threading.Thread(target=server.serve_forever, name="answers")
-        thread.start()
-        try:
-            here = [re.sub(r"http://[^/]+", f"http://127.0.0.1:{server.server_port}", url) for url in urls]
-            result = subprocess.run([sys.executable, "-c", script, *here], capture_output=True, text=True, timeout=60)
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(lambda path: ({"/healthz": code, "/readyz": 200}[path], b"the last tick: 1.0 s ago")) as url:
+        here = [re.sub(r"http://[^/]+", url, each) for each in urls]
+        result = subprocess.run([sys.executable, "-c", script, *here], capture_output=True, text=True, timeout=60)
     assert (result.returncode == 0) is passes, result.stderr
     assert (f"{here[1]} 200" in result.stdout) is passes
     assert ("HTTP Error 503" in result.stderr) is not passes

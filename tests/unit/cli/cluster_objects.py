@@ -44,19 +44,18 @@ def time(seconds_ago: float = 0.0) -> str:
     return datetime.fromtimestamp(NOW - seconds_ago, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def metadata(name: str, namespace: str, age: float) -> Object:
+    """Return the metadata of an object that is so many seconds old, in a version of its own."""
+    made = {"name": name, "namespace": namespace, "uid": f"uid-{namespace}-{name}", "creationTimestamp": time(age)}
+    return {**made, "resourceVersion": str(next(_versions))}
+
+
 def job(name: str, *, namespace: str = "default", age: float = 600.0, **spec: Any) -> Object:
     """Return a job that nobody has looked at yet; `spec` as in a job file."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "uid": f"uid-{namespace}-{name}",
-            "generation": 1,
-            "resourceVersion": str(next(_versions)),
-            "creationTimestamp": time(age),
-        },
+        "metadata": {**metadata(name, namespace, age), "generation": 1},
         "spec": {"timeBudgetSeconds": 400, "maxReplicas": spec.get("minReplicas", 1), **spec},
     }
 
@@ -118,6 +117,20 @@ def admitted(raw: Object, *, gpu_type: str = "", extra: int = 0, at: float = NOW
     return acted(raw, Admit(job=key, gpu_type=gpu_type), *grants, at=at)
 
 
+def blaming(name: str, *nodes: str, **entry: object) -> Object:
+    """Return a job that avoids nodes since its workers failed there ten minutes ago."""
+    raw = admitted(job(name), gpu_type="x")
+    entries = [{"node": each, "lastTime": time(600.0), "message": "Allocate failed", **entry} for each in nodes]
+    raw["status"]["scheduling"]["avoidedNodes"] = entries
+    return raw
+
+
+def owned_by(raw: Object) -> list[Object]:
+    """Return the references of what belongs to the job `raw`."""
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "controller": True}
+    return [{**owner, "name": raw["metadata"]["name"], "uid": raw["metadata"]["uid"]}]
+
+
 def worker(
     raw: Object,
     node: str | None,
@@ -131,12 +144,11 @@ def worker(
     **status: Any,
 ) -> Object:
     """Return the pod of a worker of the job `raw`, with `number` GPUs."""
-    metadata = raw["metadata"]
-    name = names.pod_name(metadata["name"], role, index, attempt)
-    made = pod(name, number, node, namespace=metadata["namespace"], phase=phase, age=age)
-    made["metadata"]["labels"] = names.worker_labels(metadata["name"], role, index, attempt)
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": metadata["name"], "uid": metadata["uid"]}
-    made["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+    owner = raw["metadata"]
+    name = names.pod_name(owner["name"], role, index, attempt)
+    made = pod(name, number, node, namespace=owner["namespace"], phase=phase, age=age)
+    made["metadata"]["labels"] = names.worker_labels(owner["name"], role, index, attempt)
+    made["metadata"]["ownerReferences"] = owned_by(raw)
     made["status"] |= status
     return made
 
@@ -150,13 +162,7 @@ def pod(
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "uid": f"uid-{namespace}-{name}",
-            "resourceVersion": str(next(_versions)),
-            "creationTimestamp": time(age),
-        },
+        "metadata": metadata(name, namespace, age),
         "spec": {
             "containers": [{"name": "c", "image": "i", "resources": resources}],
             **({} if node is None else {"nodeName": node}),
@@ -217,10 +223,7 @@ def report(raw: Object, leader: Object, *, acknowledged: int = 1, **said: Any) -
             "uid": f"report-{metadata['uid']}",
             "resourceVersion": str(next(_versions)),
             "labels": {names.REPORT_LABEL: "true", **names.labels(metadata["name"])},
-            "ownerReferences": [
-                {"apiVersion": API_VERSION, "kind": KIND, "name": metadata["name"], "uid": metadata["uid"]}
-                | {"controller": True}
-            ],
+            "ownerReferences": owned_by(raw),
         },
         "data": {REPORT_KEY: dumps(Report.model_validate(whole | said))},
     }
@@ -245,9 +248,7 @@ def lists(
 
 def case(name: str = "a", **objects: Any) -> Case:
     """Return a job among these objects, as `espalier explain` reads it."""
-    found = case_of("default", name, View(lists(**objects)), NOW, SETTINGS)
-    assert found is not None
-    return found
+    return case_of("default", name, View(lists(**objects)), NOW, SETTINGS)  # type: ignore[return-value]
 
 
 def sections(what: Case) -> Mapping[str, Sequence[str]]:
@@ -260,9 +261,22 @@ def stands(what: Case) -> str:
     return " ".join(sections(what)["Where it stands"])
 
 
+def reporting(
+    raw: Object, *, age: float = 60.0, refusal: Reason | None = None, **said: Any
+) -> tuple[Object, Object, Object]:
+    """Return a job whose leader runs on node `n` and reports: itself, its leader's pod, its report."""
+    leader = worker(raw, "n", age=age)
+    told = report(raw, leader, **said)
+    return looked_at(raw, [leader], told, refusal=refusal), leader, told
+
+
 def training(**spec: Any) -> tuple[Object, Object, Object]:
     """Return a job that trains with a lent GPU: itself, its leader's pod, its report."""
     raw = admitted(job("a", maxReplicas=3, **spec), gpu_type="x", extra=1, at=NOW - 90)
-    leader = worker(raw, "n", age=80)
-    said = report(raw, leader, acknowledged=2, adaptations=(adaptation(),))
-    return looked_at(raw, [leader], said), leader, said
+    return reporting(raw, age=80, acknowledged=2, adaptations=(adaptation(),))
+
+
+def on(*nodes: Object, reports: tuple[Object, Object, Object]) -> Case:
+    """Return a job that `reporting` or `training` made, on these nodes."""
+    raw, leader, said = reports
+    return case(jobs=[raw], pods=[leader], nodes=nodes, reports=[said])

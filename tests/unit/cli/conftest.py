@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,8 @@ from espalier_core.types.events import (
     TrainerStarted,
 )
 from espalier_core.types.job import API_VERSION, KIND, AdaptiveTrainingJob
-from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource
-from espalier_core.types.result import summarize
+from espalier_core.types.result import RunResult, summarize
+from operator_world.kube_objects import adaptation
 
 # Tests have no package: their shared parts are imported from beside them.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -32,28 +33,14 @@ JOB = AdaptiveTrainingJob.model_validate(
 )
 
 
-def adaptation(**change: object) -> Adaptation:
-    whole: dict[str, object] = {
-        "decision_id": "d1",
-        "time": NOW,
-        "used_seconds": 3.0,
-        "trigger": "ExtraGPUsGranted",
-        "generation": 2,
-        "action": "Deepen(block0)",
-        "source": AdaptationSource.AGENT,
-        "policy": "default@1",
-        "result": AdaptationResult.GROWN,
-        "depth_before": 4,
-        "depth_after": 5,
-        "parameters_before": 100,
-        "parameters_after": 150,
-        "seconds": 0.02,
-    }
-    return Adaptation.model_validate(whole | change)
-
-
 @pytest.fixture
 def events() -> tuple[AnyEvent, ...]:
+    begin: dict[str, Any] = {"time": NOW, "used_seconds": 0}
+    grown = adaptation(
+        **{"decision_id": "d1", "action": "Deepen(block0)", "policy": "default@1", "probabilities": {}},
+        **{"depth_before": 4, "depth_after": 5, "parameters_before": 100, "parameters_after": 150, "seconds": 0.02},
+    )
+
     def epoch(number: int, used: float, accuracy: float, depth: int) -> EpochFinished:
         return EpochFinished(
             time=NOW,
@@ -70,18 +57,8 @@ def events() -> tuple[AnyEvent, ...]:
         )
 
     return (
-        AllocationChanged(time=NOW, used_seconds=0, allocation=Allocation(generation=1, replicas=1, gpus=1)),
-        TrainerStarted(
-            time=NOW,
-            used_seconds=0,
-            incarnation="i",
-            resumed=False,
-            epoch=0,
-            step=0,
-            depth=4,
-            parameters=100,
-            device="cpu",
-        ),
+        AllocationChanged(**begin, allocation=Allocation(generation=1, replicas=1, gpus=1)),
+        TrainerStarted(**begin, incarnation="i", resumed=False, epoch=0, step=0, depth=4, parameters=100, device="cpu"),
         epoch(1, 2.0, 0.5, 4),
         AllocationChanged(
             time=NOW,
@@ -89,41 +66,29 @@ def events() -> tuple[AnyEvent, ...]:
             allocation=Allocation(generation=2, replicas=2, gpus=2, direction=Direction.UP, reason="ExtraGPUsGranted"),
         ),
         AllocationAcknowledged(time=NOW, used_seconds=2.6, generation=2, seconds=0.1),
-        AdaptationFinished(time=NOW, used_seconds=3.0, adaptation=adaptation()),
+        AdaptationFinished(time=NOW, used_seconds=3.0, adaptation=grown),
         epoch(2, 6.0, 0.8, 5),
         TrainerFinished(
-            time=NOW,
-            used_seconds=10.01,
-            phase="Completed",
-            reason="BudgetExhausted",
-            epoch=2,
-            step=47,
-            test_accuracy=0.81,
-            test_loss=0.3,
-            depth=5,
-            parameters=150,
+            **{"time": NOW, "used_seconds": 10.01, "phase": "Completed", "reason": "BudgetExhausted", "epoch": 2},
+            **{"step": 47, "test_accuracy": 0.81, "test_loss": 0.3, "depth": 5, "parameters": 150},
             max_step_gap_seconds=0.15,
         ),
     )
 
 
 @pytest.fixture
-def finished_run(tmp_path: Path, events: tuple[AnyEvent, ...]) -> Callable[..., Path]:
+def result(events: tuple[AnyEvent, ...]) -> RunResult:
+    ended: dict[str, Any] = {"phase": "Complete", "reason": "BudgetExhausted", "used_seconds": 10.01}
+    return summarize(JOB, events, seed=3, gpu_seconds_used=17.5, **ended)
+
+
+@pytest.fixture
+def finished_run(tmp_path: Path, events: tuple[AnyEvent, ...], result: RunResult) -> Callable[..., Path]:
     def make(name: str, accuracy: float | None = 0.81, seed: int = 0) -> Path:
         folder = tmp_path / name
         folder.mkdir()
-        result = summarize(
-            JOB,
-            events,
-            seed=seed,
-            phase="Complete",
-            reason="BudgetExhausted",
-            used_seconds=10.01,
-            gpu_seconds_used=17.5,
-        )
-        (folder / "result.json").write_text(
-            result.model_copy(update={"test_accuracy": accuracy}).model_dump_json(by_alias=True)
-        )
+        own = result.model_copy(update={"test_accuracy": accuracy, "seed": seed})
+        (folder / "result.json").write_text(own.model_dump_json(by_alias=True))
         (folder / "history.jsonl").write_text("".join(event.model_dump_json(by_alias=True) + "\n" for event in events))
         return folder
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +22,10 @@ from cluster_objects import (
     lists,
     looked_at,
     node,
+    on,
     pod,
     report,
+    reporting,
     sections,
     stands,
     time,
@@ -37,6 +40,7 @@ from espalier_cli.main import cli
 from espalier_core.k8s.resources import LEASES, QUEUES, RESOURCE_QUOTAS, Listing, Resource
 from espalier_core.types.measurements import Bid, BidUse, Measurements
 from espalier_core.types.reasons import Reason
+from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import WorkerRole
 from espalier_operator.model.actions import Admit, Fail, NoticeReclaim, Requeue, Stop
 from espalier_operator.policies.memory import PolicyMemory
@@ -53,7 +57,6 @@ def test_every_reason_has_a_remedy(reason: Reason) -> None:
         assert words[0] in ("kubectl", "espalier")
         if words[0] == "espalier":
             command = cli.get_command(click.Context(cli), words[1])
-            assert command is not None
             command.parse_args(click.Context(command), words[2:])  # what is missing or unknown is an error
     assert set(REMEDIES) == set(Reason)
 
@@ -136,9 +139,7 @@ def test_a_job_larger_than_all_gpus_is_shown_how_many_there_are() -> None:
 def limited(raw: Object, kind: Resource, *objects: Object, others: Sequence[Object] = (), gpu_type: str = "x") -> str:
     """Where a job stands on a node with eight GPUs, with these objects of a kind."""
     found = {**lists(jobs=[raw, *others], nodes=[node("n", 8, gpu_type)]), kind: Listing(items=objects, version=1)}
-    waits = case_of("default", "a", View(found), NOW, SETTINGS)
-    assert waits is not None
-    return stands(waits)
+    return stands(case_of("default", "a", View(found), NOW, SETTINGS))
 
 
 def queue_of(name: str, *quotas: Object, cohort: str | None = None) -> Object:
@@ -209,31 +210,22 @@ def remedy_of(reason: Reason) -> Sequence[str]:
 
 def test_a_training_job_that_is_lent_nothing_is_shown_that_it_lacks_nothing() -> None:
     raw = admitted(job("a", maxReplicas=2), gpu_type="x", at=NOW - 90)
-    leader = worker(raw, "n")
-    said = report(raw, leader)
-    raw = looked_at(raw, [leader], said, refusal=Reason.NO_FREE_GPU)
-    told = stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 1, "x"), node("m", 8, "y")], reports=[said]))
+    told = stands(on(node("n", 1, "x"), node("m", 8, "y"), reports=reporting(raw, refusal=Reason.NO_FREE_GPU)))
     assert "It has the GPUs that it is guaranteed; this is about those that it could be lent." in told
     assert told.endswith("There is 1 GPU of type x, none free.")
 
 
 def test_a_cooldown_is_shown_with_its_end() -> None:
-    raw = admitted(job("a", maxReplicas=2), gpu_type="x", at=NOW - 90)
-    leader = worker(raw, "n")
-    said = report(raw, leader)
-    raw = looked_at(acted(raw, changed_at=NOW - 48), [leader], said, refusal=Reason.COOLDOWN)
-    told = stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    raw = acted(admitted(job("a", maxReplicas=2), gpu_type="x", at=NOW - 90), changed_at=NOW - 48)
+    told = stands(on(node("n", 4, "x"), reports=reporting(raw, refusal=Reason.COOLDOWN)))
     assert "its allocation has just changed" in told
     assert told.endswith("Its extra GPUs changed 48 s ago; the cooldown of 60 s ends in 12 s.")
 
 
 def test_too_little_budget_is_shown_in_figures() -> None:
     raw = admitted(job("a", maxReplicas=2), gpu_type="x", at=NOW - 395)
-    leader = worker(raw, "n", age=394)
-    said = report(raw, leader, used_seconds=390.0)
-    raw = looked_at(raw, [leader], said, refusal=Reason.TOO_LITTLE_BUDGET_LEFT)
-    told = stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
-    assert "left of its time budget; below 20 s nothing is lent." in told
+    used_up = reporting(raw, age=394, used_seconds=390.0, refusal=Reason.TOO_LITTLE_BUDGET_LEFT)
+    assert "left of its time budget; below 20 s nothing is lent." in stands(on(node("n", 4, "x"), reports=used_up))
 
 
 def test_an_image_that_cannot_be_pulled_is_shown_with_message_and_command() -> None:
@@ -273,10 +265,9 @@ def test_a_deadline_that_passed_names_the_commands_to_type_next() -> None:
 
 
 def test_a_reclaim_is_shown_with_its_deadline() -> None:
-    raw, leader, said = training()
+    raw, *others = training()
     asked = NoticeReclaim(job="default/a", extra=0, deadline=NOW + 9, reason=Reason.NEEDED_BY_OTHER_JOB)
-    what = case(jobs=[acted(raw, asked)], pods=[leader], nodes=[node("n", 4, "x")], reports=[said])
-    assert sections(what)["GPUs"] == (
+    assert sections(on(node("n", 4, "x"), reports=(acted(raw, asked), *others)))["GPUs"] == (
         "Allocation 3: 1 worker, 1 GPU of type x, down, NeededByOtherJob; its leader has acknowledged 2 and not this "
         "one yet.",
         "1 of the workers is lent.",
@@ -295,9 +286,8 @@ def test_a_change_that_the_operator_has_not_seen_is_shown() -> None:
 
 
 def test_an_operator_that_fell_silent_is_shown() -> None:
-    raw, leader, said = training()
-    raw = acted(raw, counted_until=NOW - 300)
-    told = stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    raw, *others = training()
+    told = stands(on(node("n", 4, "x"), reports=(acted(raw, counted_until=NOW - 300), *others)))
     assert "The operator last wrote 5 min ago. Is it running?" in told
 
 
@@ -312,7 +302,7 @@ def test_an_operator_that_writes_seldom_or_waits_for_a_node_is_not_blamed() -> N
     )
     [running] = [entry for entry in raw["status"]["conditions"] if entry["type"] == "Running"]
     running |= {"status": "False", "reason": "NodeLost"}
-    assert "Is it running?" not in stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    assert "Is it running?" not in stands(on(node("n", 4, "x"), reports=(raw, leader, said)))
 
 
 def test_a_job_that_cannot_be_run_is_shown_every_problem() -> None:
@@ -323,15 +313,22 @@ def test_a_job_that_cannot_be_run_is_shown_every_problem() -> None:
 
 
 def test_a_suspended_job_that_still_ends_is_shown_until_when() -> None:
-    raw, leader, said = training()
+    raw, *others = training()
     raw = acted(raw, Stop(job="default/a", reason=Reason.SUSPENDED, deadline=NOW + 4), refusal=Reason.SUSPENDED)
     running = [entry for entry in raw["status"]["conditions"] if entry["type"] == "Running"]
     running[0] |= {"status": "False", "reason": "Suspended"}
-    told = stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    told = stands(on(node("n", 4, "x"), reports=(raw, *others)))
     assert told.endswith("It is asked to checkpoint and end in 4 s; past that it is ended by force.")
 
 
 # ---- the policy
+
+
+def place_of(objects: Mapping[Resource, Listing], leases: Sequence[Object], settings: KubeSettings) -> str:
+    """Which of two jobs the policy serves job `a` as, beside these Leases."""
+    what = case_of("default", "a", View({**objects, LEASES: Listing(items=leases, version=1)}), NOW, settings)
+    (place,) = re.findall("as number (.) of 2", sections(what)["Scheduling policy"][0])
+    return str(place)
 
 
 def test_the_policy_remembers_what_its_operator_noted_in_the_lease() -> None:
@@ -341,12 +338,8 @@ def test_the_policy_remembers_what_its_operator_noted_in_the_lease() -> None:
     lease = {"metadata": {"name": "espalier-operator", "annotations": {"espalier.dev/policy-memory": memory.to_text()}}}
     other = {"metadata": {"name": "espalier-operator", "annotations": None}}
     objects = lists(jobs=[acted(job("a"), refusal=Reason.NO_FREE_GPU), job("b")], nodes=[node("n", 0)])
-    settings = replace(SETTINGS, policy="las")
-    for leases, place in (([lease], 2), ([lease, other], 2), ([], 1), ([lease, lease], 1)):
-        view = View({**objects, LEASES: Listing(items=leases, version=1)})
-        what = case_of("default", "a", view, NOW, settings)
-        assert what is not None
-        assert f"as number {place} of 2" in sections(what)["Scheduling policy"][0]
+    for leases, place in (([lease], "2"), ([lease, other], "2"), ([], "1"), ([lease, lease], "1")):
+        assert place_of(objects, leases, replace(SETTINGS, policy="las")) == place
 
 
 def test_a_job_waits_in_the_order_of_its_operator() -> None:
@@ -356,11 +349,8 @@ def test_a_job_waits_in_the_order_of_its_operator() -> None:
     waiting = [acted(job("a"), refusal=Reason.NO_FREE_GPU), job("b", namespace="team", age=500.0, priority=0)]
     objects = lists(jobs=waiting, nodes=[node("n", 0)])
     aging = replace(SETTINGS, aging_seconds=550.0)  # the first has waited for longer than that
-    for leases, settings, place in (([lease], SETTINGS, 2), ([], SETTINGS, 1), ([lease], aging, 1)):
-        view = View({**objects, LEASES: Listing(items=leases, version=1)})
-        what = case_of("default", "a", view, NOW, settings)
-        assert what is not None
-        assert f"as number {place} of 2" in sections(what)["Scheduling policy"][0]
+    for leases, settings, place in (([lease], SETTINGS, "2"), ([], SETTINGS, "1"), ([lease], aging, "1")):
+        assert place_of(objects, leases, settings) == place
 
 
 def test_the_policy_is_asked_once_and_its_decision_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +366,6 @@ def test_the_policy_is_asked_once_and_its_decision_told(monkeypatch: pytest.Monk
     waiting = acted(job("a"), refusal=Reason.NO_FREE_GPU)
     objects = lists(jobs=[waiting, job("b"), job("c")], nodes=[node("n", 0)])
     what = case_of("default", "a", View(objects), NOW, settings)
-    assert what is not None
     found = sections(what)
     assert len(asked) == 1
     assert found["Scheduling policy"] == (
@@ -388,9 +377,7 @@ def test_the_policy_is_asked_once_and_its_decision_told(monkeypatch: pytest.Monk
 def test_bids_are_shown_with_the_highest_of_all_jobs() -> None:
     def bidding(name: str, *bids: Bid) -> tuple[Object, Object, Object]:
         raw = admitted(job(name, maxReplicas=3), gpu_type="x", at=NOW - 90)
-        leader = worker(raw, "n")
-        said = report(raw, leader, measurements=Measurements(bids=bids))
-        return looked_at(raw, [leader], said), leader, said
+        return reporting(raw, measurements=Measurements(bids=bids))
 
     nothing = Bid(use=BidUse.NOTHING, workers=1, gain=0, low=0, high=0, seconds=0)
     second, third = (
@@ -399,22 +386,17 @@ def test_bids_are_shown_with_the_highest_of_all_jobs() -> None:
     growth = Bid(use=BidUse.GROWTH, workers=2, gain=0.1, low=-0.05, high=0.3, seconds=600)
     made = bidding("a", second, third, nothing), bidding("b", growth, nothing)
     jobs, pods, reports = (list(each) for each in zip(*made, strict=True))
-    for name, told in (
-        (
-            "a",
-            (
-                "For another worker it bids 1.00% of what it can still gain per GPU-hour (0.00% to 2.00%), for 1 h.",
-                "The highest bid, by weight and priority, is that of default/b: 60.00% per GPU-hour.",
-            ),
+    expected = {
+        "a": (
+            "For another worker it bids 1.00% of what it can still gain per GPU-hour (0.00% to 2.00%), for 1 h.",
+            "The highest bid, by weight and priority, is that of default/b: 60.00% per GPU-hour.",
         ),
-        (
-            "b",
-            (
-                "For a growth it bids 60.00% of what it can still gain per GPU-hour (-30.00% to 180.00%), for 10 min.",
-                "No job bids more.",
-            ),
+        "b": (
+            "For a growth it bids 60.00% of what it can still gain per GPU-hour (-30.00% to 180.00%), for 10 min.",
+            "No job bids more.",
         ),
-    ):
+    }
+    for name, told in expected.items():
         what = case(name, jobs=jobs, pods=pods, nodes=[node("n", 2, "x")], reports=reports)
         assert sections(what)["Scheduling policy"][-2:] == told
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from cluster_objects import (
@@ -12,17 +14,17 @@ from cluster_objects import (
     acted,
     adaptation,
     admitted,
+    blaming,
     case,
     job,
     lists,
-    looked_at,
     node,
-    report,
+    on,
+    reporting,
     sections,
     stands,
     time,
     training,
-    worker,
 )
 
 from espalier_cli.cluster.case import case_of
@@ -30,13 +32,12 @@ from espalier_cli.cluster.client import View
 from espalier_core.k8s.jobs import event_of
 from espalier_core.types.measurements import GradientNoise, Measurements
 from espalier_core.types.reasons import Reason
-from espalier_core.types.report import AdaptationResult, AdaptationSource, Metric
+from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Metric
 from espalier_operator.model.actions import Finish
 
 
 def test_what_a_running_job_came_to_so_far() -> None:
-    raw, leader, said = training(gpuSecondsBudget=1000)
-    told = sections(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    told = sections(on(node("n", 4, "x"), reports=training(gpuSecondsBudget=1000)))
     assert told["Time budget"] == ("5 min 20 s left of 6 min 40 s.", "80 of 1000 GPU-seconds used.")
     assert told["GPUs"] == (
         "Allocation 2: 2 workers, 2 GPUs of type x, up, ExtraGPUsGranted; acknowledged by its leader.",
@@ -50,37 +51,33 @@ def test_what_a_running_job_came_to_so_far() -> None:
 
 
 def test_a_batch_size_that_goodput_chose_is_named() -> None:
-    raw = admitted(job("a"), gpu_type="x", at=NOW - 90)
-    leader = worker(raw, "n", age=80)
     figures = tuple(
         Metric(name=name, value=value) for name, value in (("batch_size", 512), ("learning_rate_factor", 2))
     )
-    gradient = GradientNoise(squared_norm=1.0, variance=1500.0, samples=9)
-    said = report(raw, leader, metrics=figures, measurements=Measurements(gradient=gradient))
-    raw = looked_at(raw, [leader], said)
-    told = sections(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    measured = Measurements(gradient=GradientNoise(squared_norm=1.0, variance=1500.0, samples=9))
+    raw = admitted(job("a"), gpu_type="x", at=NOW - 90)
+    told = sections(on(node("n", 4, "x"), reports=reporting(raw, age=80, metrics=figures, measurements=measured)))
     assert told["Training"][1] == (
         "Batch size 512, chosen by goodput; learning rate times 2.00; noise scale of the gradients 1,500 examples."
     )
 
 
+def adapted(*adaptations: Adaptation) -> Mapping[str, Sequence[str]]:
+    """What is said of a job with a lent GPU whose leader reports these."""
+    raw, *_ = training()
+    return sections(on(node("n", 4, "x"), reports=reporting(raw, age=80, acknowledged=2, adaptations=adaptations)))
+
+
+DECLINED: dict[str, Any] = {
+    **{"action": "Nothing", "source": AdaptationSource.FALLBACK, "policy": "None", "probabilities": {}},
+    **{"result": AdaptationResult.DECLINED, "reason": Reason.AGENT_UNAVAILABLE, "depth_after": 4},
+    "accuracy_after": None,
+}
+"""What a fallback decided, as other values of an adaptation."""
+
+
 def test_a_fallback_says_why_it_decided() -> None:
-    raw, leader, _ = training()
-    decided = adaptation(
-        action="Nothing",
-        source=AdaptationSource.FALLBACK,
-        policy="None",
-        probabilities={},
-        result=AdaptationResult.DECLINED,
-        reason=Reason.AGENT_UNAVAILABLE,
-        message="no answer",
-        depth_after=4,
-        accuracy_after=None,
-        seconds=5.0,
-    )
-    said = report(raw, leader, acknowledged=2, adaptations=(decided,))
-    raw = looked_at(raw, [leader], said)
-    told = sections(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    told = adapted(adaptation(**DECLINED, message="no answer", seconds=5.0))
     assert told["Adaptations"] == (
         "At 12 s: the fallback None advised Nothing: Declined, in 5 s; AgentUnavailable, decided by the fallback "
         "(no answer).",
@@ -92,35 +89,13 @@ def test_a_fallback_says_why_it_decided() -> None:
 
 
 def test_a_faster_computation_is_shown_and_hides_no_decision_of_the_agent() -> None:
-    raw, leader, _ = training()
-    decided = adaptation(
-        decision_id="d0",
-        action="Nothing",
-        source=AdaptationSource.FALLBACK,
-        policy="None",
-        probabilities={},
-        result=AdaptationResult.DECLINED,
-        reason=Reason.AGENT_UNAVAILABLE,
-        depth_after=4,
-        accuracy_after=None,
-    )
     measured = adaptation(
-        action="Rewrite(3)",
-        source=AdaptationSource.MEASUREMENT,
-        policy="optimise",
-        probabilities={},
-        result=AdaptationResult.REWRITTEN,
-        message="gain +39.0%",
-        depth_after=4,
-        accuracy_before=None,
-        accuracy_after=None,
-        step_seconds_before=0.0025,
-        step_seconds_after=0.0018,
-        largest_error=2e-16,
+        **{"action": "Rewrite(3)", "source": AdaptationSource.MEASUREMENT, "policy": "optimise", "probabilities": {}},
+        **{"result": AdaptationResult.REWRITTEN, "message": "gain +39.0%", "depth_after": 4},
+        **{"accuracy_before": None, "accuracy_after": None},
+        **{"step_seconds_before": 0.0025, "step_seconds_after": 0.0018, "largest_error": 2e-16},
     )
-    said = report(raw, leader, acknowledged=2, adaptations=(decided, measured))
-    raw = looked_at(raw, [leader], said)
-    told = sections(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    told = adapted(adaptation(**DECLINED, decision_id="d0"), measured)
     assert told["Adaptations"][-1] == (
         "At 12 s: optimise tried Rewrite(3): Rewritten, a step 2.5 -> 1.8 ms, relative error 2.0e-16, in 0.2 s (gain "
         "+39.0%)."
@@ -129,9 +104,9 @@ def test_a_faster_computation_is_shown_and_hides_no_decision_of_the_agent() -> N
 
 
 def test_a_complete_job_is_shown_in_the_past() -> None:
-    raw, leader, said = training()
+    raw, *others = training()
     over = acted(raw, Finish(job="default/a", reason=Reason.BUDGET_EXHAUSTED))
-    told = sections(case(jobs=[over], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    told = sections(on(node("n", 4, "x"), reports=(over, *others)))
     assert told["Where it stands"] == (
         "default/a is Complete, for 0 s. BudgetExhausted: its time budget is used up, which is its normal end.",
     )
@@ -148,7 +123,6 @@ def test_who_may_not_see_the_cluster_is_shown_what_is_missing() -> None:
     raw, leader, said = training()
     view = View(lists(jobs=[raw], pods=[leader], reports=[said]), blind="you need the right to list nodes")
     blind = case_of("default", "a", view, NOW, SETTINGS)
-    assert blind is not None
     told = sections(blind)
     assert told["What would change it"][-1] == (
         "The cluster's GPUs could not be read: you need the right to list nodes."
@@ -199,13 +173,8 @@ def test_the_last_events_are_shown_oldest_first() -> None:
 
 
 def test_the_nodes_that_a_job_avoids_are_named_with_their_cause() -> None:
-    def blaming(name: str, *nodes: str) -> Object:
-        raw = admitted(job(name), gpu_type="x")
-        entry = {"lastTime": time(600.0), "message": "Allocate failed", "refused": True, "elsewhere": True}
-        raw["status"]["scheduling"]["avoidedNodes"] = [{"node": each, **entry} for each in nodes]
-        return raw
-
-    jobs = [blaming("a", "own"), blaming("b", "bad"), blaming("c", "bad")]
+    nodes = {"a": "own", "b": "bad", "c": "bad"}
+    jobs = [blaming(name, blamed, refused=True, elsewhere=True) for name, blamed in nodes.items()]
     said = stands(case(jobs=jobs, nodes=[node("n", 3, "x")]))
     assert "It avoids node own for 20 min: Allocate failed." in said
     assert "All jobs avoid node bad for 20 min, which failed 2 jobs: Allocate failed." in said

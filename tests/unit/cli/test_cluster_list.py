@@ -12,12 +12,12 @@ from cluster_objects import (
     Object,
     acted,
     admitted,
+    blaming,
     job,
     lists,
-    looked_at,
     node,
     pod,
-    report,
+    reporting,
     time,
     worker,
 )
@@ -28,7 +28,7 @@ from espalier_cli.cluster.list_command import COLUMNS, WIDE_COLUMNS, entry_of, r
 from espalier_cli.cluster.output import count, duration, print_table, short
 from espalier_cli.cluster.top_command import overview
 from espalier_cli.cluster.usage import use_by_job, use_by_type, why_not
-from espalier_core.k8s.jobs import job_of, standing
+from espalier_core.k8s.jobs import job_of
 from espalier_core.types.reasons import Reason
 from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Worker, WorkerRole, WorkerState
@@ -40,8 +40,7 @@ RUNNING = job("digits", maxReplicas=2, queue="research")
 def running(**change: Any) -> Object:
     """A job that trains with one lent GPU and reports."""
     raw = admitted({**RUNNING, "spec": RUNNING["spec"] | change}, gpu_type="A100", extra=1, at=NOW - 90)
-    leader = worker(raw, "n", age=80)
-    return looked_at(raw, [leader], report(raw, leader, acknowledged=2, used_seconds=75.0))
+    return reporting(raw, age=80, acknowledged=2, used_seconds=75.0)[0]
 
 
 # ---- words
@@ -77,22 +76,9 @@ def test_counts() -> None:
 def test_a_running_job_in_cells() -> None:
     row = dict(zip(WIDE_COLUMNS, row_of(job_of(running()), NOW, wide=True), strict=True))
     assert row == {
-        "NAME": "digits",
-        "PHASE": "Running",
-        "GPUS": "2",
-        "EXTRA": "1",
-        "DEPTH": "4",
-        "ADAPTATIONS": "0",
-        "BUDGET-LEFT": "5m20s",
-        "AGE": "10m",
-        "REASON": "ExtraGPUsGranted",
-        "QUEUE": "research",
-        "TYPE": "A100",
-        "RESTARTS": "0",
-        "PREEMPTIONS": "0",
-        "EPOCH": "3",
-        "SCORE": "0.810",
-        "MESSAGE": "1 extra worker",
+        **{"NAME": "digits", "PHASE": "Running", "GPUS": "2", "EXTRA": "1", "DEPTH": "4", "ADAPTATIONS": "0"},
+        **{"BUDGET-LEFT": "5m20s", "AGE": "10m", "REASON": "ExtraGPUsGranted", "MESSAGE": "1 extra worker"},
+        **{"QUEUE": "research", "TYPE": "A100", "RESTARTS": "0", "PREEMPTIONS": "0", "EPOCH": "3", "SCORE": "0.810"},
     }
 
 
@@ -117,13 +103,6 @@ def test_a_running_job_in_cells() -> None:
 def test_the_reason_that_matters_most_is_named(raw: Object, phase: str, reason: str) -> None:
     row = dict(zip(COLUMNS, row_of(job_of(raw), NOW), strict=True))
     assert (row["PHASE"], row["REASON"]) == (phase, reason)
-
-
-def test_why_a_training_job_is_lent_no_more() -> None:
-    raw = admitted(job("a", maxReplicas=2), at=NOW - 90)
-    leader = worker(raw, "n")
-    raw = looked_at(raw, [leader], report(raw, leader), refusal=Reason.COOLDOWN)
-    assert standing(job_of(raw)).reason is Reason.COOLDOWN
 
 
 def test_a_row_for_programs_is_json() -> None:
@@ -164,32 +143,20 @@ OVERVIEW = lists(
         node("m", 5, "x"),
         node("away", 8, "y", ready=False),
         node("cordoned", 4, "x", unschedulable=True),
-        node("reserved", 2, "x", taints=[{"key": "team", "effect": "NoSchedule"}]),
+        node("reserved", 2, "x", taints=[taint("team")]),
         node("without", 0),
     ],
 )
 
 
-def test_gpus_by_type_add_up() -> None:
-    types = {use["type"]: use for use in overview(OVERVIEW, NOW, SETTINGS)["types"]}
+def test_gpus_by_type_add_up_and_who_holds_them() -> None:
+    whole = overview(OVERVIEW, NOW, SETTINGS)
+    types = {use["type"]: use for use in whole["types"]}
     assert types["x"] == {
-        "type": "x",
-        "nodes": 2,
-        "total": 8,
-        "base": 3,
-        "lent": 1,
-        "others": 1,
-        "terminating": 1,
-        "promised": 1,
-        "free": 1,
-        "largestFreeOnANode": 2,
-        "heldBeyondAllocatable": 0,
+        **{"type": "x", "nodes": 2, "total": 8, "base": 3, "lent": 1, "others": 1, "terminating": 1, "promised": 1},
+        **{"free": 1, "largestFreeOnANode": 2, "heldBeyondAllocatable": 0},
     }
     assert (types["y"]["nodes"], types["y"]["total"], types["y"]["free"]) == (0, 0, 0)
-
-
-def test_who_holds_what_and_which_nodes_do_not_count() -> None:
-    whole = overview(OVERVIEW, NOW, SETTINGS)
     assert [(use["job"], use["base"], use["lent"], use["promised"]) for use in whole["jobs"]] == [
         ("default/b", 1, 1, 1),
         ("default/a", 2, 0, 0),
@@ -210,15 +177,10 @@ def test_who_holds_what_and_which_nodes_do_not_count() -> None:
     ("raw", "reasons"),
     [
         (node("n", 1), []),
-        (node("n", 1, taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]), []),
+        (node("n", 1, taints=[taint("nvidia.com/gpu")]), []),
         (node("n", 1, taints=[{"key": "x", "effect": "PreferNoSchedule"}]), []),
         (node("n", 1, taints=[{"key": "x", "effect": "NoExecute"}]), ["tainted x:NoExecute"]),
-        (
-            node(
-                "n", 1, unschedulable=True, taints=[{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]
-            ),
-            ["cordoned"],
-        ),
+        (node("n", 1, unschedulable=True, taints=[taint("node.kubernetes.io/unschedulable")]), ["cordoned"]),
         (
             node("n", 1, taints=[taint("node.kubernetes.io/disk-pressure")]),
             ["tainted node.kubernetes.io/disk-pressure:NoSchedule"],
@@ -265,13 +227,6 @@ def test_whoever_holds_gpus_they_add_up(data: st.DataObject) -> None:
         assert 0 <= use.largest_free <= use.total
     for entry in use_by_job(snapshot):
         assert entry.held == sum(w.gpus for w in workers if w.job and w.node) + entry.promised
-
-
-def blaming(name: str, *nodes: str, **entry: object) -> Object:
-    raw = admitted(job(name), gpu_type="x")
-    entries = [{"node": each, "lastTime": time(600.0), "message": "Allocate failed", **entry} for each in nodes]
-    raw["status"]["scheduling"]["avoidedNodes"] = entries
-    return raw
 
 
 def test_nodes_that_jobs_avoid_are_shown_with_the_last_cause() -> None:

@@ -7,89 +7,25 @@ from dataclasses import replace
 import click
 import pytest
 from click.testing import CliRunner
-from cluster_objects import (
-    NOW,
-    SETTINGS,
-    Object,
-    acted,
-    adaptation,
-    admitted,
-    gpus,
-    job,
-    lists,
-    looked_at,
-    node,
-    pod,
-    report,
-    time,
-    worker,
-)
+from cluster_objects import NOW, SETTINGS, Object, acted, admitted, gpus, job, lists, node, time, worker
 
 from espalier_cli.cluster.options import settings_options
 from espalier_cli.options import policy_option
 from espalier_core.types.reasons import Reason
 from espalier_operator.kube.settings import AS_RECORDED, KubeSettings
 from espalier_operator.kube.snapshot import seen_by_operator
-from espalier_operator.model import DEFAULT_POLICY, Snapshot, WorkerRole, WorkerState
-from espalier_operator.model.actions import Finish, NoticeReclaim
-from espalier_operator.planner import plan
-from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.model import DEFAULT_POLICY, Snapshot, WorkerState
+from espalier_operator.model.actions import Finish
 
 
 def seen(**objects: object) -> Snapshot:
     return seen_by_operator(lists(**objects), NOW, SETTINGS).snapshot  # type: ignore[arg-type]
 
 
-def test_a_job_nobody_has_looked_at_waits() -> None:
-    snapshot = seen(jobs=[job("a", minReplicas=2, maxReplicas=4)], nodes=[node("n", 4, "x")])
-    (facts,) = snapshot.jobs
-    assert (facts.key, facts.admitted_at, facts.terms.min_replicas) == ("default/a", None, 2)
-    assert facts.submitted_at == NOW - 600
-    assert [(entry.name, entry.gpu_type, entry.allocatable) for entry in snapshot.nodes] == [("n", "x", 4)]
-
-
-def test_what_the_status_keeps_and_the_pods_and_the_report_say_come_together() -> None:
-    raw = admitted(job("a", maxReplicas=3), gpu_type="x", extra=2, at=NOW - 100)
-    leader = worker(raw, "n")
-    extra = worker(raw, "n", role=WorkerRole.EXTRA, attempt=2)
-    snapshot = seen(
-        jobs=[raw], pods=[leader, extra], nodes=[node("n", 4, "x")], reports=[report(raw, leader, acknowledged=2)]
-    )
-    (facts,) = snapshot.jobs
-    assert (facts.gpu_type, facts.extra, facts.generation, facts.acknowledged_generation) == ("x", 2, 2, 2)
-    assert facts.leader_running
-    assert facts.has_reported
-    assert facts.training
-    assert facts.used_seconds == 60.0  # since its leader started: the operator was away, the leader was not
-    assert {(entry.name, entry.role, entry.node, entry.gpus) for entry in snapshot.workers} == {
-        ("default/a-base-0-0", WorkerRole.BASE, "n", 1),
-        ("default/a-extra-0-2", WorkerRole.EXTRA, "n", 1),
-    }
-    (promise,) = snapshot.promises
-    assert (promise.job, promise.extra, promise.expires_at) == ("default/a", 2, NOW - 100 + SETTINGS.promise_seconds)
-
-
 def test_a_pod_listed_twice_is_one_worker() -> None:
     raw = admitted(job("a"))
     leader = worker(raw, "n")
     assert len(seen(jobs=[raw], pods=[leader, leader], nodes=[node("n", 1)]).workers) == 1
-
-
-def test_pods_of_others_hold_and_want_gpus() -> None:
-    ended = pod("ended", 4, "n", phase="Succeeded")
-    snapshot = seen(pods=[pod("held", 2, "n"), pod("wanted", 1, None, phase="Pending"), ended], nodes=[node("n", 4)])
-    assert {(entry.name, entry.job, entry.node, entry.gpus) for entry in snapshot.workers} == {
-        ("default/held", None, "n", 2),
-        ("default/wanted", None, None, 1),
-    }
-
-
-def test_workers_of_a_job_that_is_gone_hold_their_gpus_and_want_none() -> None:
-    gone = job("gone")
-    snapshot = seen(
-        pods=[worker(gone, "n"), worker(gone, None, role=WorkerRole.EXTRA, phase="Pending")], nodes=[node("n", 4)]
-    )
-    assert [(entry.role, entry.node) for entry in snapshot.workers] == [(WorkerRole.FOREIGN, "n")]
 
 
 def test_workers_on_a_node_that_is_not_heard_of_are_on_their_way_out() -> None:
@@ -138,27 +74,6 @@ def test_what_the_api_server_said_to_its_pods_is_read_from_the_status() -> None:
     running |= {"reason": "PodRejected", "message": "exceeded quota: gpus"}
     (facts,) = seen(jobs=[raw], nodes=[node("n", 1)]).jobs
     assert (facts.trouble, facts.last_failure) == (Reason.POD_REJECTED, "exceeded quota: gpus")
-
-
-def test_a_snapshot_survives_the_file_and_is_planned_the_same() -> None:
-    first = admitted(job("a", maxReplicas=4), gpu_type="x", extra=2, at=NOW - 300)
-    first = acted(first, NoticeReclaim(job="default/a", extra=0, deadline=NOW + 5, reason=Reason.NEEDED_BY_OTHER_JOB))
-    leader = worker(first, "n")
-    extras = [worker(first, "n", role=WorkerRole.EXTRA, index=index, attempt=2) for index in range(2)]
-    said = report(first, leader, acknowledged=3, adaptations=(adaptation(),))
-    second = job("b", minReplicas=2, priority=3, template=gpus(2))
-    third = job("c", suspend=True)
-    snapshot = seen(
-        jobs=[looked_at(first, [leader, *extras], said), second, third],
-        pods=[leader, *extras, pod("other", 1, "m"), pod("wanted", 2, None, phase="Pending")],
-        nodes=[node("n", 4, "x"), node("m", 4, "y"), node("o", 8, "x", unschedulable=True)],
-        reports=[said],
-    )
-    read = Snapshot.from_json(snapshot.to_json())
-    assert read == snapshot
-    made = plan(snapshot, FairPolicy(), NOW)
-    assert made.actions
-    assert plan(read, FairPolicy(), NOW) == made
 
 
 # ---- the scheduling policy

@@ -17,6 +17,7 @@ from espalier_core.types.allocation import Allocation
 from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Arm
 from espalier_core.types.result import AllocationRecord, RunResult
 from espalier_core.validation.reading import parse_jobs
+from operator_world.kube_objects import adaptation
 
 NETS = """
 import torch
@@ -134,26 +135,6 @@ def job(mode: str = "Auto") -> Any:
     return parse_jobs(text, "job.yaml")[0]
 
 
-def adaptation(**values: Any) -> Adaptation:
-    told = {
-        "decision_id": "d",
-        "time": NOW,
-        "used_seconds": 1,
-        "trigger": "ExtraGPUsGranted",
-        "generation": 2,
-        "action": "Nothing",
-        "source": AdaptationSource.AGENT,
-        "policy": "default@1",
-        "result": AdaptationResult.DECLINED,
-        "depth_before": 4,
-        "depth_after": 4,
-        "parameters_before": 9,
-        "parameters_after": 9,
-        "seconds": 0.1,
-    }
-    return Adaptation(**(told | values))
-
-
 def result(*adaptations: Adaptation, replicas: int = 2, **values: Any) -> RunResult:
     lent = AllocationRecord(time=NOW, used_seconds=1, allocation=Allocation(generation=2, replicas=replicas, gpus=1))
     told = {"job": "default/one", "seed": 0, "phase": "Complete", "reason": "BudgetExhausted", "time_budget_seconds": 9}
@@ -161,15 +142,21 @@ def result(*adaptations: Adaptation, replicas: int = 2, **values: Any) -> RunRes
     return RunResult(**(told | values), adaptations=adaptations)
 
 
-TRIED = adaptation(message="validation loss when tried: ...", arms=(Arm(action="Nothing", loss=1.0),))
-FAILED = adaptation(action="Deepen(a)", result=AdaptationResult.FAILED, message="no room")
-NO_AGENT = adaptation(source=AdaptationSource.FALLBACK, policy="None")
+def declined(**values: Any) -> Adaptation:
+    """What the agent advised against, but for these values."""
+    advised = {"action": "Nothing", "policy": "default@1", "result": AdaptationResult.DECLINED, "probabilities": {}}
+    return adaptation(**advised | values)
+
+
+TRIED = declined(message="validation loss when tried: ...", arms=(Arm(action="Nothing", loss=1.0),))
+FAILED = adaptation(result=AdaptationResult.FAILED, message="no room")
+NO_AGENT = declined(source=AdaptationSource.FALLBACK, policy="None")
 
 
 @pytest.mark.parametrize(
     ("found", "says"),
     [
-        (result(adaptation(), adaptation()), "default@1 advised 2 times against it; adaptation.trials: Race tries it"),
+        (result(declined(), declined()), "default@1 advised 2 times against it; adaptation.trials: Race tries it"),
         (result(TRIED), "tried once, no growth was better (validation loss when tried: ...)"),
         (result(FAILED), "Deepen(a) failed: no room"),
         (result(NO_AGENT), "no agent answered, and the fallback None advised Nothing"),
@@ -183,7 +170,6 @@ def test_a_run_that_did_not_grow_says_why(found: RunResult, says: str) -> None:
 
 
 def test_a_run_that_grew_or_did_not_ask_for_it_says_nothing() -> None:
-    grown = adaptation(action="Deepen(a)", result=AdaptationResult.GROWN)
-    assert why_not_grown(result(grown, adaptation()), job()) == ""
-    assert why_not_grown(result(adaptation()), job("Off")) == ""
-    assert "adaptation.mode is DryRun" in why_not_grown(result(adaptation()), job("DryRun"))
+    assert why_not_grown(result(adaptation(), declined()), job()) == ""
+    assert why_not_grown(result(declined()), job("Off")) == ""
+    assert "adaptation.mode is DryRun" in why_not_grown(result(declined()), job("DryRun"))

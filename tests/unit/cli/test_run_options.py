@@ -45,6 +45,8 @@ def run(tmp_path: Path) -> Run:
         (("--gpus", "1", "--depart", "1s:2"), "2 GPUs depart at 1 s, when fewer are left"),
         (("--time-budget", "-1"), "spec.timeBudgetSeconds: is -1"),
         (("--submit", "other:1s"), "where JOB is one of: a"),
+        (("--arrive", "2s:1"), "error: --arrive: the arrival at 2 s never comes: the time budget ends at 1 s"),
+        (("--no-agent", "--agent-url", "http://localhost:1"), "error: --no-agent and --agent-url exclude each other"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_anything_starts(
@@ -92,23 +94,6 @@ def test_an_output_folder_whose_name_is_too_long_is_an_error_of_one_line(
     assert outcome.exit_code == 2
     assert outcome.stderr.endswith("File name too long\n")
     assert outcome.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--arrive", "300%:1"), "'300%:1' is after the end of the time budget; write at most 100%"),
-        (("--arrive", "2s:1"), "--arrive: the arrival at 2 s never comes: the time budget ends at 1 s"),
-        (("--no-agent", "--agent-url", "http://localhost:1"), "--no-agent and --agent-url exclude each other"),
-    ],
-)
-def test_options_that_could_only_be_dropped_are_refused(
-    run: Run, tmp_path: Path, options: tuple[str, ...], said: str
-) -> None:
-    outcome = run("--output", tmp_path / "out", *options)
-    assert outcome.exit_code == 2
-    assert f"error: {said}" in outcome.stderr
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

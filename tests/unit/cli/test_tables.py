@@ -16,7 +16,7 @@ from rich.console import Console
 
 from espalier_cli.cluster import output
 from espalier_cli.run import run_jobs
-from espalier_cli.tables import fitting, table_for
+from espalier_cli.tables import fitting
 from espalier_cli.terminal import Terminal, stopping_signals
 from espalier_core.types.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_operator.local import LocalSettings
@@ -56,12 +56,6 @@ def test_what_is_left_out_says_nothing_and_what_is_shown_fits(rows: list[list[st
             assert all(row[index] in ("", "-", "0", "0.0") for row in rows)
         sizes = [max(map(len, (columns[index], *(row[index] for row in rows)))) for index in chosen]
         assert sum(sizes) + 2 * (len(sizes) - 1) <= width or not sizes
-
-
-def test_a_change_of_a_figure_stays_on_a_line() -> None:
-    console = Console(width=40, file=io.StringIO(), highlight=False)
-    console.print(table_for(40, ("job", "depth", "ended"), [("a", "4 -> 7", "Complete, its time budget is used up")]))
-    assert "4 -> 7" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.fixture

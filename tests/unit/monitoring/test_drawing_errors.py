@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import socket
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,27 +10,7 @@ import pytest
 from espalier_monitoring.__main__ import main
 from espalier_monitoring.outputs import outputs
 from espalier_monitoring.reading import Prometheus, PrometheusError, Window
-
-
-@pytest.fixture
-def somebody_else(tmp_path: Path) -> Iterator[str]:
-    """Give the URL of a server that is not a Prometheus: it has a page, and a folder of files."""
-    (tmp_path / "api/v1").mkdir(parents=True)
-    (tmp_path / "api/v1/query").write_text('["no", "Prometheus"]')
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments, directory=str(tmp_path))  # type: ignore[arg-type]
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Keep the tests' output clean."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+from http_answers import answering
 
 
 def draw(url: str, folder: Path, *more: str) -> int:
@@ -41,27 +18,29 @@ def draw(url: str, folder: Path, *more: str) -> int:
     return main(["draw", "--prometheus", url, "--output", str(folder), *more])
 
 
-def test_a_prometheus_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prometheus_that_is_not_there_is_named_with_what_was_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    assert draw(f"http://127.0.0.1:{port}", tmp_path, "--dashboard", "agent") == 1
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    assert draw(url, tmp_path, "--dashboard", "agent") == 1
     said = capsys.readouterr().err
     assert said.startswith("error: Espalier: agent: panel 'Policy in service': query count by (policy, version)")
-    assert f"http://127.0.0.1:{port} cannot be reached (" in said
+    assert f"{url} cannot be reached (" in said
     assert "is --prometheus right?" in said
+    assert draw(url, tmp_path, "--dashboard", "job") == 1
+    said = capsys.readouterr().err
+    assert "Espalier: job: variable namespace: label_values(espalier_job_info, namespace): " in said
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_variable_is_named_where_it_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    assert draw(f"http://127.0.0.1:{port}", tmp_path, "--dashboard", "job") == 1
-    said = capsys.readouterr().err
-    assert "Espalier: job: variable namespace: label_values(espalier_job_info, namespace): " in said
-
-
-def test_somebody_who_is_no_prometheus(somebody_else: str) -> None:
-    with Prometheus(somebody_else) as prometheus:
+def test_somebody_who_is_no_prometheus() -> None:
+    """It has a page of its own where a Prometheus answers queries, and nothing else."""
+    pages = {"/api/v1/query": (200, b'["no", "Prometheus"]')}
+    with (
+        answering(lambda path: pages.get(path.partition("?")[0], (404, b"<html>"))) as somebody_else,
+        Prometheus(somebody_else) as prometheus,
+    ):
         with pytest.raises(PrometheusError, match=r"it answered 404 and no JSON; is --prometheus right\?"):
             prometheus.values("up", "job", Window(0, 60, 15))
         with pytest.raises(PrometheusError, match=r"is not a Prometheus: it answered '\[\"no\", "):

@@ -45,8 +45,6 @@ FOLDER = ROOT / "hack" / "kind" / "monitoring"
 @pytest.fixture(scope="module")
 def discovery() -> ModuleType:
     spec = importlib.util.spec_from_file_location("pod_discovery", FOLDER / "prometheus.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,4 +1,4 @@
-"""Fixtures of the learners and of their benchmarks."""
+"""What tests of the laboratory share: one thread, and outcome tables."""
 
 from __future__ import annotations
 

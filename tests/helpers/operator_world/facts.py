@@ -1,15 +1,43 @@
-"""Facts for the planner: jobs that wait or train, and the workers that they have."""
+"""Facts for the planner: nodes, jobs that wait or train, the workers that they have; and the plan that follows."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import JobFacts, JobTerms, Worker, WorkerRole, WorkerState
-from espalier_operator.model.actions import Admit, Plan
+from espalier_operator.model import (
+    Avoided,
+    JobFacts,
+    JobTerms,
+    NamespaceLimit,
+    Node,
+    Promise,
+    Snapshot,
+    Worker,
+    WorkerRole,
+    WorkerState,
+)
+from espalier_operator.model.actions import Admit, Plan, Stop
+from espalier_operator.model.queues import QueueLimits
+from espalier_operator.planner import plan
+from espalier_operator.policies import Policy
+from espalier_operator.policies.fair import FairPolicy
 
+NOW: Final = 1000.0
+FAIR: Final = FairPolicy()
+KINDS: Final = {
+    Node: "nodes",
+    JobFacts: "jobs",
+    Worker: "workers",
+    Promise: "promises",
+    QueueLimits: "queues",
+    NamespaceLimit: "namespace_limits",
+    Avoided: "avoided",
+}
+"""Where in a snapshot a fact is, by its class."""
 TRAINS: Final[Mapping[str, Any]] = dict.fromkeys(("leader_running", "has_reported", "training", "trained"), True)
 
 
@@ -40,6 +68,37 @@ def workers_of(facts: JobFacts, node: str = "n", state: WorkerState = WorkerStat
     return base + _workers(facts, WorkerRole.EXTRA, (node,) * facts.extra, state)
 
 
+def running_on(node: str, *jobs: JobFacts) -> list[JobFacts | Worker]:
+    """Return jobs, and all their workers on one node."""
+    return [*jobs, *(worker for each in jobs for worker in workers_of(each, node))]
+
+
+def node(name: str = "n", gpus: int = 1, gpu_type: str = "a", **changes: Any) -> Node:
+    """Return a node that is well."""
+    return replace(Node(name=name, gpu_type=gpu_type, allocatable=gpus), **changes)
+
+
+def foreign(gpus: int = 1, on: str | None = None, **changes: Any) -> Worker:
+    """Return a pod of others, which waits, or runs on a node."""
+    state = WorkerState.PENDING if on is None else WorkerState.RUNNING
+    pod = Worker(name=f"foreign-{gpus}", job=None, role=WorkerRole.FOREIGN, node=on, gpus=gpus, state=state)
+    return replace(pod, **changes)
+
+
+def world(*given: Any, now: float = NOW, **others: Any) -> Snapshot:
+    """Return a snapshot of facts of `KINDS`, or lists of them, in any order; `others` are fields of the snapshot."""
+    found: defaultdict[str, list[Any]] = defaultdict(list)
+    for each in given:
+        for fact in each if isinstance(each, list | tuple) else (each,):
+            found[KINDS[type(fact)]].append(fact)
+    return Snapshot(taken_at=now, **{name: tuple(facts) for name, facts in found.items()}, **others)
+
+
+def decide(*given: Any, policy: Policy = FAIR, now: float = NOW, **others: Any) -> Plan:
+    """Return the plan for a `world`."""
+    return plan(world(*given, now=now, **others), policy, now)
+
+
 def _workers(facts: JobFacts, role: WorkerRole, nodes: tuple[str | None, ...], state: WorkerState) -> list[Worker]:
     return [
         Worker(
@@ -55,9 +114,24 @@ def _workers(facts: JobFacts, role: WorkerRole, nodes: tuple[str | None, ...], s
     ]
 
 
+def starts(*jobs: str, on: str = "a") -> tuple[Admit, ...]:
+    """Return the actions by which jobs start on a type of GPU."""
+    return tuple(Admit(job=each, gpu_type=on) for each in jobs)
+
+
 def admitted(planned: Plan) -> list[str]:
     """Return the names of the jobs that start, in order."""
     return [action.job.rpartition("/")[2] for action in planned.actions if isinstance(action, Admit)]
+
+
+def stopped(planned: Plan) -> list[str]:
+    """Return the names of the jobs that are to stop, in order."""
+    return [action.job.rpartition("/")[2] for action in planned.actions if isinstance(action, Stop)]
+
+
+def kinds(planned: Plan) -> list[type[Any]]:
+    """Return the classes of the actions, in order."""
+    return [type(action) for action in planned.actions]
 
 
 def refused(planned: Plan) -> dict[str, Reason]:

@@ -57,15 +57,26 @@ def trains(key: str, low: int = 1, high: int | None = None, *, extra: int = 0, *
     return job(key, low, high, extra=extra, **{**state, **TRAINS, **changes})
 
 
+def worker(
+    job: str | None, index: int = 0, *, role: WorkerRole = WorkerRole.BASE, node: str | None = None, **changes: Any
+) -> Worker:
+    """Return a worker of a job: it runs on a node, or waits where it has none."""
+    state = WorkerState.PENDING if node is None else WorkerState.RUNNING
+    made = Worker(name=f"{job}-{role}-{index}", job=job, role=role, index=index, node=node, gpus=1, state=state)
+    return replace(made, **changes)
+
+
 def base_on(facts: JobFacts, *nodes: str | None, state: WorkerState = WorkerState.RUNNING) -> list[Worker]:
     """Return base workers of a job, one on each of these nodes."""
-    return _workers(facts, WorkerRole.BASE, nodes, state)
+    gpus = facts.terms.gpus_per_worker
+    return [worker(facts.key, index, node=on, gpus=gpus, state=state) for index, on in enumerate(nodes)]
 
 
 def workers_of(facts: JobFacts, node: str = "n", state: WorkerState = WorkerState.RUNNING) -> list[Worker]:
     """Return all workers of a job, on one node."""
+    given: dict[str, Any] = {"node": node, "gpus": facts.terms.gpus_per_worker, "state": state}
     base = base_on(facts, *(node,) * facts.terms.min_replicas, state=state)
-    return base + _workers(facts, WorkerRole.EXTRA, (node,) * facts.extra, state)
+    return base + [worker(facts.key, index, role=WorkerRole.EXTRA, **given) for index in range(facts.extra)]
 
 
 def running_on(node: str, *jobs: JobFacts) -> list[JobFacts | Worker]:
@@ -80,16 +91,19 @@ def node(name: str = "n", gpus: int = 1, gpu_type: str = "a", **changes: Any) ->
 
 def foreign(gpus: int = 1, on: str | None = None, **changes: Any) -> Worker:
     """Return a pod of others, which waits, or runs on a node."""
-    state = WorkerState.PENDING if on is None else WorkerState.RUNNING
-    pod = Worker(name=f"foreign-{gpus}", job=None, role=WorkerRole.FOREIGN, node=on, gpus=gpus, state=state)
-    return replace(pod, **changes)
+    named = {"name": f"foreign-{gpus}", **changes}
+    return worker(None, role=WorkerRole.FOREIGN, node=on, gpus=gpus, **named)
 
 
 def world(*given: Any, now: float = NOW, **others: Any) -> Snapshot:
-    """Return a snapshot of facts of `KINDS`, or lists of them, in any order; `others` are fields of the snapshot."""
+    """Return a snapshot of facts of `KINDS`, or lists of them, in any order; `others` are its other fields.
+
+    A dictionary names nodes and their GPUs.
+    """
     found: defaultdict[str, list[Any]] = defaultdict(list)
     for each in given:
-        for fact in each if isinstance(each, list | tuple) else (each,):
+        nodes = [node(name, gpus) for name, gpus in each.items()] if isinstance(each, dict) else each
+        for fact in nodes if isinstance(nodes, list | tuple) else (nodes,):
             found[KINDS[type(fact)]].append(fact)
     return Snapshot(taken_at=now, **{name: tuple(facts) for name, facts in found.items()}, **others)
 
@@ -97,21 +111,6 @@ def world(*given: Any, now: float = NOW, **others: Any) -> Snapshot:
 def decide(*given: Any, policy: Policy = FAIR, now: float = NOW, **others: Any) -> Plan:
     """Return the plan for a `world`."""
     return plan(world(*given, now=now, **others), policy, now)
-
-
-def _workers(facts: JobFacts, role: WorkerRole, nodes: tuple[str | None, ...], state: WorkerState) -> list[Worker]:
-    return [
-        Worker(
-            name=f"{facts.key}-{role}-{index}",
-            job=facts.key,
-            role=role,
-            index=index,
-            node=node,
-            gpus=facts.terms.gpus_per_worker,
-            state=state,
-        )
-        for index, node in enumerate(nodes)
-    ]
 
 
 def starts(*jobs: str, on: str = "a") -> tuple[Admit, ...]:

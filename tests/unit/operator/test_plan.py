@@ -9,11 +9,23 @@ from functools import partial
 import pytest
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import Ended, Promise, Reclaim, Stopping, WorkerRole, WorkerState
+from espalier_operator.model import Ended, Promise, Reclaim, Stopping, WorkerState
 from espalier_operator.model.actions import Fail, Finish, GrantExtra, NoticeReclaim, ReleaseExtra, Requeue, Stop
 from espalier_operator.model.constraints import RESOURCE_LABEL, Constraints, Taint, Toleration
 from operator_world import facts
-from operator_world.facts import NOW, admitted, decide, foreign, kinds, node, refused, running_on, starts, workers_of
+from operator_world.facts import (
+    NOW,
+    admitted,
+    decide,
+    foreign,
+    kinds,
+    node,
+    refused,
+    running_on,
+    starts,
+    worker,
+    workers_of,
+)
 
 job, trains = partial(facts.job, high=4), partial(facts.trains, high=4)
 
@@ -415,8 +427,8 @@ def test_a_pod_whose_grace_period_is_a_year_or_long_over_is_not_waited_for(leave
 def test_a_worker_of_a_job_that_has_stopped_and_hangs_is_not_waited_for(leaves_in, waits):
     stopped = job("stopped", finished=True)
     given = node("n", 3), running_on("n", trains("holder", extra=1, high=2)), stopped, job("next")
-    ours = {"job": "stopped", "role": WorkerRole.BASE, "state": WorkerState.TERMINATING}
-    planned = decide(*given, foreign(1, "n", **ours, leaves_at=NOW + leaves_in))
+    hangs = worker("stopped", node="n", state=WorkerState.TERMINATING, leaves_at=NOW + leaves_in)
+    planned = decide(*given, hangs)
     assert planned.actions == (() if waits else (asked_back("holder", 0),))
 
 

@@ -31,6 +31,7 @@ from espalier_operator.kube.state.progress import ProgramProgress, ProgressSourc
 from espalier_operator.kube.state.workers import observation_of, sort_pods
 from espalier_operator.model import NOWHERE, Stopping, WorkerRole
 from espalier_operator.programs import MAX_PAGE_BYTES, ProgramReading
+from operator_world.kube_known import Clock
 from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_worker, terminated
 
 SETTINGS = KubeSettings()
@@ -116,10 +117,8 @@ def test_where_progress_is_read() -> None:
     job, pages = program(), program(PAGES)
     running, ended = leader(job), leader(job, phase="Succeeded", state=terminated(0))
     source = source_of(job, running)
-    assert source is not None
     assert (source.leader.name, source.leader.container, source.leader.done) == ("one-base-0-0", "trainer", False)
     last = source_of(job, ended)
-    assert last is not None
     assert last.leader.done
     assert source_of(pages, running) is not None
     assert source_of(pages, ended) is None, "nobody serves metrics any more"
@@ -133,8 +132,6 @@ def test_the_end_is_unread_until_it_was_read_and_what_was_read_stays() -> None:
     job = program()
     progress, running = ProgramProgress(None), source_of(job, leader(job))
     ended = source_of(job, leader(job, phase="Succeeded", state=terminated(0)))
-    assert running is not None
-    assert ended is not None
     progress.take(running, {"step": 3.0}, EPOCH)
     assert not progress.is_unread(running)
     assert progress.is_unread(ended)
@@ -160,17 +157,6 @@ def test_the_status_of_a_program() -> None:
 
 
 # ---- reading, over HTTP
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.time = EPOCH
-
-    def now(self) -> float:
-        return self.time
-
-    def wall_seconds(self, seconds: float) -> float:
-        return seconds
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -33,7 +33,7 @@ def node_index() -> NodeIndex:
 
 @pytest.mark.parametrize("same", [{}, {"used": {}}, {"resources": {}}, {"silent_since": 1.0}, {"departs_at": 1.0}])
 def test_what_pods_use_makes_no_other_fleet(node_index: NodeIndex, same: dict[str, object]) -> None:
-    nodes = (NODE, replace(OTHER, **same))  # type: ignore[arg-type]
+    nodes = (NODE, replace(OTHER, **same))
     assert node_index_of(nodes, (IN_ZONE, replace(IN_ZONE, requests=(("cpu", 1),))), "rack") is node_index
 
 
@@ -51,7 +51,7 @@ def test_what_pods_use_makes_no_other_fleet(node_index: NodeIndex, same: dict[st
     ],
 )
 def test_other_nodes_make_another_fleet(node_index: NodeIndex, other: dict[str, object]) -> None:
-    nodes = (NODE, replace(OTHER, **other))  # type: ignore[arg-type]
+    nodes = (NODE, replace(OTHER, **other))
     assert node_index_of(nodes, (ANYWHERE, IN_ZONE), "rack") is not node_index
 
 

@@ -117,7 +117,6 @@ def test_a_hang_says_since_when_and_does_not_use_up_the_rest_of_the_budget(local
 
     quick = {"grace_wall_seconds": 0.2, "stop_wall_seconds": 0.2}
     first = local_run([job_of("one", timeBudgetSeconds=5)], hang, **quick).outcomes["one"]
-    assert first.report is not None
     when = f"after {first.report.used_seconds:.3g} s of 5 s, is of step {first.report.step} (Training)"
     assert (first.phase, first.reason) == (JobPhase.FAILED, Reason.BUDGET_ENFORCED)
     assert first.message == f"its trainer did not report its end; the last report, {when}"
@@ -136,7 +135,6 @@ while :; do sleep 0.02; done
 
 def test_a_worker_that_does_not_end_is_ended_when_the_run_says_so(local_run, job_of, tmp_path):
     job = job_of("one", maxReplicas=2, training={"elasticBatch": "keepGlobal"})
-    assert job.spec.template is not None
     container = job.spec.template.spec.containers[0]
     command = ("bash", "-c", STUBBORN, str(tmp_path), *container.command)
     job = job_of(

@@ -190,7 +190,6 @@ def test_a_leader_that_is_killed_with_its_gpu_has_not_failed_by_itself(tmp_path,
     """Also where nobody looks between the loss of the GPU and the end of the process."""
     leading = LeaderProcess(tmp_path)
     leading.start(["sh", "-c", "exit 3" if ended_before else "sleep 60"], {}, attempt=0, now=0.0)
-    assert leading.process is not None
     if ended_before:
         os.waitid(os.P_PID, leading.process.pid, os.WEXITED | os.WNOWAIT)
     leading.lose(Reason.GPU_LOST)

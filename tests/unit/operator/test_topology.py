@@ -113,7 +113,7 @@ def test_fewest_racks_then_fewest_nodes(
     assert len(found) == workers
     assert all(count <= room[name] for name, count in Counter(found).items())
     in_rack = {each: [name for name in rack if rack[name] == each] for each in rack.values()}
-    enough = [names for names in in_rack.values() if sum(map(room.get, names)) >= workers]  # type: ignore[arg-type]
+    enough = [names for names in in_rack.values() if sum(map(room.get, names)) >= workers]
     used = {rack[name] for name in found}
     assert (len(used) == 1) == bool(enough)
     if enough and has_cpus:

@@ -120,7 +120,7 @@ def test_a_node_that_kube_scheduler_refused_is_not_wished_for_again() -> None:
         (Share(job="ns/a", workers=2, nodes=("n0",) * 5), "ns/a: it has 2 to 4 workers, not 5"),
         (Share(job="ns/a", workers=2, weight=Fraction(0)), "ns/a: its weight cannot be 0"),
         (Share(job="ns/a", workers=-1), "ns/a: it cannot have -1 workers and 0 spare ones"),
-        (Share(job="ns/a", workers=2.5), "ns/a: it cannot have 2.5 workers"),  # type: ignore[arg-type]
+        (Share(job="ns/a", workers=2.5), "ns/a: it cannot have 2.5 workers"),
         (Share(job="ns/ghost", workers=2), "ns/ghost: there is no such job"),
     ],
 )

@@ -100,7 +100,6 @@ def account() -> Account:
 def test_one_that_is_ended_as_it_starts_is_told_what_counts(account):
     account.says(STARTING)
     forced = if_forced(account.seen(), JOB.terms)
-    assert forced is not None
     assert "(Starting); a start-up of more than 120 s (operator.seconds.startUpAllowance) counts" in forced.message
 
 
@@ -110,7 +109,6 @@ def test_one_that_is_ended_in_its_code_after_the_loop_has_trained(account):
     assert if_forced(account.seen(), JOB.terms) == Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False, message=message)
     account.says(EVALUATING, 30)
     forced = if_forced(account.seen(), JOB.terms)
-    assert forced is not None
     assert (forced.reason, forced.failed) == (Reason.BUDGET_ENFORCED, True)
 
 

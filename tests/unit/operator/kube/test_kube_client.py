@@ -50,14 +50,14 @@ async def talking_to(script: Script, may_write: Callable[[], bool] = lambda: Tru
     await runner.setup()
     node_pool = web.TCPSite(runner, "127.0.0.1", 0)
     await node_pool.start()
-    port = node_pool._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+    port = node_pool._server.sockets[0].getsockname()[1]
     configuration = Configuration(host=f"http://127.0.0.1:{port}")
     configuration.client_session_kwargs = {"trust_env": False}
     api = ApiClient(configuration)
     try:
         yield KubeClient(api, QUICK, may_write=may_write)
     finally:
-        await api.close()  # type: ignore[no-untyped-call]
+        await api.close()
         await runner.cleanup()
 
 
@@ -75,7 +75,6 @@ def play(script: Script, do: Callable[[KubeClient], Awaitable[Any]]) -> tuple[An
 
 async def cut(request: web.Request) -> web.Response:
     """Cut the connection instead of answering."""
-    assert request.transport is not None
     request.transport.abort()
     return web.Response()
 
@@ -197,7 +196,7 @@ def test_a_list_whose_version_expires_is_read_in_one_answer() -> None:
 def owned(uid: str) -> web.Response:
     return web.json_response(
         {**POD, "metadata": {**POD["metadata"], "ownerReferences": [{"uid": uid, "controller": True}]}}
-    )  # type: ignore[dict-item]
+    )
 
 
 def test_what_is_made_twice_is_made_once() -> None:

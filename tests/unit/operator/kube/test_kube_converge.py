@@ -26,7 +26,7 @@ from espalier_operator.kube.state.workers import extra_runs_by, sort_pods
 from espalier_operator.model import Ended, Placement, Reclaim, Stopping, WorkerRole
 from espalier_operator.model.actions import Admit, GrantExtra, Requeue
 from operator_world.kube_looks import lost_but_on, status_at
-from operator_world.kube_objects import EPOCH, kube_job, raw_worker, terminated, time_at
+from operator_world.kube_objects import EPOCH, kube_job, raw_worker, terminated
 
 SETTINGS = KubeSettings(promise_seconds=20)
 JOB = kube_job("one", {"minReplicas": 2, "maxReplicas": 5})
@@ -57,14 +57,11 @@ def pod(
     attempt: int = 0,
     *,
     uid: str = "",
-    deleting: bool = False,
     told: int | None = None,
     budget: float = JOB.terms.time_budget_seconds,
     **changes: Any,
 ) -> Pod:
     raw = raw_worker(JOB, index, attempt, role=role, uid=uid or f"{role[0]}{index}", **changes)
-    if deleting:
-        raw["metadata"]["deletionTimestamp"] = time_at(NOW)
     if told is not None:
         document = {"allocation": {"generation": told}, "timeBudget": {"budgetSeconds": budget}}
         raw["metadata"]["annotations"] = {"espalier.dev/allocation": json.dumps(document)}
@@ -139,10 +136,10 @@ def test_a_worker_judged_is_made_again_beside_what_ended():
 
 def test_a_worker_on_its_way_out_is_waited_for_unless_its_node_is_lost():
     again = replace(KEPT, extra=0, attempts=(1, 0), incarnations=("", "b1"))
-    assert done(again, pod(BASE, 0, deleting=True), SECOND) == []
+    assert done(again, pod(BASE, 0, deleted_at=NOW), SECOND) == []
     assert done(again, pod(BASE, 0), SECOND) == ["delete one-base-0-0"]
     assert done(again, pod(BASE, 0, node="gone"), SECOND) == ["delete one-base-0-0", "create one-base-0-1"]
-    assert done(again, ended(BASE, 0, deleting=True), SECOND) == ["create one-base-0-1"]
+    assert done(again, ended(BASE, 0, deleted_at=NOW), SECOND) == ["create one-base-0-1"]
     assert done(again, SECOND) == ["create one-base-0-1"]
 
 
@@ -180,7 +177,7 @@ def test_a_job_that_waits_again_ends_what_runs_and_starts_with_other_names():
     expected = ["delete one-base-0-0", "delete one-base-1-0", "delete one-extra-0-2"]
     assert sorted(done(waiting, *workers)) == expected
     again = does(waiting, Admit(job=JOB.key, gpu_type=""))
-    terminating = (pod(BASE, 0, deleting=True), ended(BASE, 1, deleting=True))
+    terminating = (pod(BASE, 0, deleted_at=NOW), ended(BASE, 1, deleted_at=NOW))
     assert done(again, *terminating) == ["create one-base-1-1"]
 
 
@@ -218,7 +215,7 @@ def test_extra_workers_are_made_while_they_are_promised_and_given_back_from_the_
     assert done(state, LEADER, SECOND, *pods) == expected
 
 
-@pytest.mark.parametrize("lost", [ended(EXTRA, 0, 2), pod(EXTRA, 0, 2, deleting=True)])
+@pytest.mark.parametrize("lost", [ended(EXTRA, 0, 2), pod(EXTRA, 0, 2, deleted_at=NOW)])
 def test_an_extra_worker_that_ended_or_is_ending_is_not_made_again(lost):
     assert done(STARTED, LEADER, SECOND, lost) == ["create one-extra-1-2"]
     assert done(STARTED, LEADER, SECOND, lost, SECOND_EXTRA) == []
@@ -263,7 +260,7 @@ def test_the_newest_two_that_ended_are_kept_for_their_logs():
 
 
 def test_a_job_that_is_over_ends_what_runs_and_keeps_what_has_ended():
-    workers = (ended(BASE, 0), SECOND, FIRST_EXTRA, pod(EXTRA, 1, 2, deleting=True))
+    workers = (ended(BASE, 0), SECOND, FIRST_EXTRA, pod(EXTRA, 1, 2, deleted_at=NOW))
     assert done(OVER, *workers) == ["delete one-base-1-0", "delete one-extra-0-2"]
     assert done(OVER, ended(BASE, 0), ended(BASE, 1)) == []
 

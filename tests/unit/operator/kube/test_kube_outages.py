@@ -21,7 +21,7 @@ from espalier_operator.kube.state.workers import sort_pods, trouble_of
 from espalier_operator.kube.watch.nodes import OUT_OF_SERVICE, UnreachablePods, given_up_at, is_widespread, reach_of
 from espalier_operator.model import JobFacts, Node, WorkerRole
 from espalier_operator.model.constraints import Taint
-from operator_world.kube_objects import EPOCH, kube_job, raw_node, raw_worker, report, time_at
+from operator_world.kube_objects import EPOCH, kube_job, raw_node, raw_worker, report, time_at, waiting_for
 
 SETTINGS = KubeSettings()
 JOB = kube_job("one", {"minReplicas": 2, "maxReplicas": 4})
@@ -30,13 +30,9 @@ WELL = Node(name="node", gpu_type="", allocatable=4)
 SILENT = replace(WELL, ready=False, schedulable=False, silent_since=EPOCH)
 
 
-def pod_of(
-    *tolerations: dict[str, Any], role: WorkerRole = WorkerRole.BASE, index: int = 0, deleting: bool = False
-) -> Pod:
-    raw = raw_worker(JOB, index, role=role, uid=f"{role}-{index}")
+def pod_of(*tolerations: dict[str, Any], role: WorkerRole = WorkerRole.BASE, index: int = 0, **changes: Any) -> Pod:
+    raw = raw_worker(JOB, index, role=role, uid=f"{role}-{index}", **changes)
     raw["spec"]["tolerations"] = list(tolerations)
-    if deleting:
-        raw["metadata"]["deletionTimestamp"] = time_at(EPOCH)
     return parse_pod(raw, SETTINGS)
 
 
@@ -60,7 +56,7 @@ def tolerating(seconds: float | None = None, **changes: Any) -> dict[str, Any]:
         ([tolerating(9, key="node.kubernetes.io/not-ready")], 300),
         ([tolerating(9, effect="NoSchedule")], 300),
         ([tolerating(9, operator="Equal", value="other")], 300),
-        ([tolerating("soon")], math.inf),  # type: ignore[arg-type]
+        ([tolerating("soon")], math.inf),
     ],
     ids=str,
 )
@@ -89,7 +85,7 @@ def test_one_reading_gives_nobody_up() -> None:
 @pytest.mark.parametrize(
     ("pod", "node"),
     [
-        (pod_of(deleting=True), SILENT),
+        (pod_of(deleted_at=EPOCH), SILENT),
         (pod_of(), None),
         (pod_of(tolerating(None)), replace(SILENT, taints=(Taint(OUT_OF_SERVICE, "nodeshutdown", "NoExecute"),))),
     ],
@@ -138,7 +134,7 @@ PODS = st.builds(
     st.one_of(st.none(), st.integers(0, 900)).map(tolerating),
     role=st.sampled_from([WorkerRole.BASE, WorkerRole.EXTRA]),
     index=st.integers(0, 3),
-    deleting=st.booleans(),
+    deleted_at=st.sampled_from([None, EPOCH]),
 )
 NODES = st.builds(
     replace, st.sampled_from([WELL, SILENT]), taints=st.sampled_from([(), (Taint(OUT_OF_SERVICE, "", "NoExecute"),)])
@@ -229,12 +225,11 @@ def test_what_people_learn_of_a_silent_node() -> None:
     state = JobState(admitted_at=EPOCH, attempts=(0, 0), incarnations=("base-0", ""))
     pods = sort_pods(JOB, state, [pod_of()], UnreachablePods(silent=frozenset({"base-0"})))
     trouble = trouble_of(pods)
-    assert trouble is not None
     assert (trouble.reason, trouble.message) == (
         Reason.NODE_LOST,
         "node node does not report; its leader may still run there",
     )
-    waits = {"waiting": {"reason": "ErrImagePull", "message": "no"}}
+    waits = waiting_for("ErrImagePull", "no")
     pulls = parse_pod(raw_worker(JOB, 1, uid="base-1", node="other", phase="Pending", state=waits), SETTINGS)
     runs, started = pod_of(), parse_pod(raw_worker(JOB, 0, uid="base-0", phase="Pending", state={}), SETTINGS)
     for leader, trained, reason in (
@@ -244,5 +239,4 @@ def test_what_people_learn_of_a_silent_node() -> None:
     ):
         both = sort_pods(JOB, state, [leader, pulls], UnreachablePods(silent=frozenset({"base-0"})))
         trouble = trouble_of(both, trained=trained)
-        assert trouble is not None
         assert trouble.reason is reason

@@ -171,14 +171,14 @@ async def serving(handler: Handler) -> AsyncIterator[tuple[KubeClient, int]]:
     await runner.setup()
     node_pool = web.TCPSite(runner, "127.0.0.1", 0)
     await node_pool.start()
-    port: int = node_pool._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+    port: int = node_pool._server.sockets[0].getsockname()[1]
     configuration = Configuration(host=f"http://127.0.0.1:{port}")
     configuration.client_session_kwargs = {"trust_env": False}
     api = ApiClient(configuration)
     try:
         yield KubeClient(api), port
     finally:
-        await api.close()  # type: ignore[no-untyped-call]
+        await api.close()
         await runner.cleanup()
 
 
@@ -323,7 +323,7 @@ def test_many_programs_take_turns_those_that_have_ended_first() -> None:
         async with serving(answer) as (client, _):
             reader = ProgressReader(client, clock, lambda: sources, lambda each, values: read.append(each.leader.uid))
             for _ in range(4):
-                reader.start_due(None)  # type: ignore[arg-type]  # no metrics here
+                reader.start_due(None)  # no metrics here
                 await asyncio.gather(*reader._reads.values())
                 counts.append(len(read))
                 clock.time += 1

@@ -39,7 +39,7 @@ TIME = datetime.fromtimestamp(NOW - 10, UTC)
 
 def facts(name: str, **more: object) -> JobFacts:
     terms = JobTerms(min_replicas=2, max_replicas=4, gpus_per_worker=2, time_budget_seconds=100)
-    return JobFacts(key=f"team/{name}", terms=terms, submitted_at=0.0, **more)  # type: ignore[arg-type]
+    return JobFacts(key=f"team/{name}", terms=terms, submitted_at=0.0, **more)
 
 
 def live(name: str, status: JobStatus, known: JobFacts | None) -> LiveJob:

@@ -70,10 +70,8 @@ def test_the_newest_event_counts_and_one_with_a_cause_before_a_summary() -> None
     secret, summary = event("FailedMount", SECRET), event("FailedMount", SUMMARY, EPOCH + 100)
     for events in ([secret, summary], [summary, secret]):
         found = trouble_in(events)
-        assert found is not None
         assert found.message == f"FailedMount: {SECRET}"
     late = trouble_in([secret, event("FailedMount", SUMMARY, EPOCH + 500)])
-    assert late is not None
     assert SUMMARY in late.message, "the other one has passed"
     assert trouble_in([event("FailedAttachVolume"), event("SuccessfulAttachVolume", at=EPOCH + 1)]) is None
     assert trouble_in([event("Pulling", at=EPOCH + 5), event("FailedCreatePodSandBox")]) is None
@@ -121,7 +119,6 @@ def test_a_pod_awaits_its_node_until_that_has_prepared_it_or_says_what_is_amiss(
 
 def test_without_events_the_conditions_of_the_pod_are_told() -> None:
     found = trouble_without_events(waiting())
-    assert found is not None
     assert found.reason is Reason.STARTING
     assert found.message.startswith("node node has not mounted the volumes of pod one-base-0-0")
     assert trouble_without_events(waiting(conditions=[])) is None
@@ -198,7 +195,7 @@ class Asked:
         self.answer: Any = []
         self.pods = [waiting()]
         self.taken: list[tuple[str, str, StartTrouble | None]] = []
-        self.reads = StartEvents(self, self, lambda: [("job", pod) for pod in self.pods], self._take)  # type: ignore[arg-type]
+        self.reads = StartEvents(self, self, lambda: [("job", pod) for pod in self.pods], self._take)
 
     def now(self) -> float:
         return self.time

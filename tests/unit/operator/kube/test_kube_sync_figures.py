@@ -125,7 +125,7 @@ class Story:
         self.plans = 0
         self.made: list[str] = []
         """The kinds of objects that the operator has made, Events among them, in order."""
-        self._create, self.operator.client.create = self.operator.client.create, self.create  # type: ignore[method-assign]
+        self._create, self.operator.client.create = self.operator.client.create, self.create
         self.operator.on_plan = lambda snapshot, plan: setattr(self, "plans", self.plans + 1)
         for _ in range(200):
             if "ns/job-extra-0-2" in self.world.pods:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -138,7 +137,7 @@ def test_a_second_share_of_a_job_does_not_count() -> None:
     assert kinds(found) == [Admit]
 
 
-def test_the_log_names_what_is_ignored_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_names_what_is_ignored_once(caplog: pytest.LogCaptureFixture) -> None:
     snapshot = world({"n0": 0}, job())
     policy = Wishing(tuple(Share(job=f"ns/{number}", workers=1) for number in range(7)))
 
@@ -152,12 +151,9 @@ def test_the_log_names_what_is_ignored_once(caplog: pytest.LogCaptureFixture) ->
         def planned(self, snapshot: Snapshot, plan: Plan) -> None:
             assert len(plan.ignored) == 7
 
-    async def story() -> None:
-        loop = SchedulerLoop(Backend(), policy, ScaledClock())
-        await loop.tick()
-        await loop.tick()
-
-    asyncio.run(story())
+    loop = SchedulerLoop(Backend(), policy, ScaledClock())
+    await loop.tick()
+    await loop.tick()
     (record,) = caplog.records
     assert "policy wishing: ignored infeasible parts of its decision: ns/0: there is no such job" in record.message
     assert record.message.endswith("; and 2 more")

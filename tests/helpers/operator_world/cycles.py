@@ -30,9 +30,7 @@ def job(key: str, seconds: Mapping[str, float] | None = None, *, yields: bool = 
 def step(cluster: Cluster, policy: str | Policy, *, binds: bool = True) -> list[Any]:
     """Plan and carry out, and let the world follow; kube-scheduler only if it `binds`."""
     planned = plan(cluster.snapshot(), configured(policy) if isinstance(policy, str) else policy, cluster.now)
-    cluster.place(planned)
-    for action in planned.actions:
-        cluster.apply(action)
+    cluster.carry_out(planned)
     cluster.bury()
     cluster.reveal()
     if binds:

@@ -94,12 +94,6 @@ def test_a_program_that_was_ready_once_is_counted_however_its_probe_goes_on(life
     assert life.look(10).used_seconds == 15
 
 
-def test_an_operator_that_was_away_counts_what_the_program_ran_meanwhile(life: Life) -> None:
-    life.start()
-    life.look(10)
-    assert life.look(60).used_seconds == 70
-
-
 def test_exit_code_0_ends_the_job_and_the_time_until_then_counts(life: Life) -> None:
     life.start()
     life.look(10)

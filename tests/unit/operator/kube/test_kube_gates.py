@@ -176,17 +176,6 @@ def test_a_leader_s_report_that_it_trains_counts_and_charges_no_gpus_of_gated_wo
     assert (story.state.used_seconds, story.state.gpu_seconds_used) == (14.0, 14.0)
 
 
-def test_a_worker_that_is_made_again_and_gated_stops_no_budget_that_has_begun() -> None:
-    story = Story(Fate(0.0, 1.0), Fate(0.0, 1.0), program=True)
-    story.look(10.0)
-    story.fates = (story.fates[0], Fate(NEVER, NEVER))
-    before = story.state.used_seconds
-    facts = story.look(30.0)
-    assert story.state.used_seconds == before + 20.0
-    assert (facts.gpus_held, facts.training) == (1, True)
-    assert story.state.gpu_seconds_used == 2 * before + 20.0
-
-
 def test_when_others_have_the_gpu_of_a_worker_whose_gates_are_gone_its_job_waits_and_has_lost_nothing() -> None:
     story = Story(Fate(0.0, 1.0), Fate(100.0, NEVER), program=True)
     facts = replace(story.look(200.0), terms=story.job.terms)

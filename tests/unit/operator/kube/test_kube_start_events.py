@@ -168,15 +168,6 @@ def test_a_node_that_cannot_make_a_sandbox_is_blamed_and_another_tried_and_nothi
     assert [(blame.node, blame.refused) for blame in late.blames] == [("node", True)]
 
 
-def test_a_container_that_its_node_cannot_create_is_not_given_back_before_another_node_is_tried() -> None:
-    """The job would else be started again on the same node, each time later, and never elsewhere."""
-    state = JobState(admitted_at=EPOCH, attempts=(0,), incarnations=("leader",))
-    failing = {"waiting": {"reason": "CreateContainerError", "message": "no such device"}}
-    pod = waiting(state=failing, startTime=time_at(EPOCH))
-    assert look(JOB, state, observed(JOB, state, [pod]), EPOCH + 100, SETTINGS).refused_since is None
-    assert look(JOB, state, observed(JOB, state, [pod]), EPOCH + 120, SETTINGS).attempts == (1,)
-
-
 def test_a_lent_worker_that_cannot_start_is_given_back_soon_and_one_that_may_is_waited_for() -> None:
     state = JobState(admitted_at=EPOCH, granted_at=EPOCH, extra=1)
     for reason, seconds in ((Reason.VOLUME_UNAVAILABLE, 20.0), (Reason.STARTING, 60.0)):

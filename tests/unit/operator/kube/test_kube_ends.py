@@ -129,6 +129,7 @@ def stopped_itself() -> JobState:
         ),
         (0, None, completes(Reason.COMPLETED)),
         (0, says(STOPPED), stopped_itself()),
+        (0, says(FAILED, Reason.TRAINER_FAILED, "why"), failed("exit code 0: why")),
         (1, says(TRAINING), failed("exit code 1; see its log")),
         (1, says(FAILED, Reason.TRAINER_FAILED, "boom"), failed("exit code 1: boom")),
         (1, None, failed("exit code 1; see its log")),
@@ -190,11 +191,6 @@ def test_a_failure_that_the_leader_says_is_final_is_final_whatever_its_code(code
     assert after.ended == Ended(reason=reason, failed=True, message="why")
 
 
-def test_a_leader_that_failed_is_not_complete_whatever_its_code():
-    after = seen(ended(0), worker(), said=says(FAILED, reason=Reason.TRAINER_FAILED, message="why"))
-    assert (after.ended, after.failures, after.last_failure) == (None, 1, "exit code 0: why")
-
-
 def test_a_budget_that_failures_used_up_names_the_last_of_them():
     last = replace(STATE, failures=2, last_failure="exit code 1: boom")
     said = says(FAILED, reason=Reason.NOTHING_TRAINED, message="no step")
@@ -212,12 +208,9 @@ def test_the_last_report_is_waited_for_a_moment_where_it_matters(code):
     assert seen(ended(code), worker(), said=says(TRAINING), now=ENDED_AT + 3) != STATE
 
 
-def test_no_report_is_waited_for_after_a_crash():
-    assert seen(ended(1), worker(), said=says(TRAINING), now=ENDED_AT).failures == 1
-
-
-def test_a_node_whose_clock_is_ahead_is_not_waited_for():
-    assert seen(ended(0), worker(), said=says(TRAINING), now=ENDED_AT - 5).failures == 1
+@pytest.mark.parametrize(("code", "now"), [(1, ENDED_AT), (0, ENDED_AT - 5)])
+def test_no_report_is_waited_for_after_a_crash_or_of_a_node_whose_clock_is_ahead(code, now):
+    assert seen(ended(code), worker(), said=says(TRAINING), now=now).failures == 1
 
 
 def test_when_the_last_report_is_waited_for_no_more():
@@ -604,6 +597,7 @@ def end_of_worker(code: int, **changes: Any) -> dict[str, Any]:
         ([end_of_worker(0, reason="Evicted")], replaced()),
         ([end_of_worker(137, deleting=True)], replaced()),
         ([worker(deleting=True)], STATE),
+        ([worker(node="gone")], replaced()),
         ([], replaced()),
         (
             [
@@ -653,10 +647,6 @@ def test_a_completed_worker_of_a_program_stays_completed_when_the_job_waits_agai
         needed = waiting.needed(terms)
         assert (needed.min_replicas, needed.max_replicas) == (2 - len(completed), terms.max_replicas - len(completed))
     assert state.completed(replace(JOB.terms, min_replicas=1)) == (), "it is none of the base any more"
-
-
-def test_a_worker_on_a_lost_node_is_replaced_and_the_leader_stays():
-    assert seen(leader(), worker(node="gone"), said=says(TRAINING)) == replaced()
 
 
 @pytest.mark.parametrize(

@@ -288,14 +288,6 @@ def test_what_was_refused_is_tried_at_once_when_it_is_granted_gpus_again() -> No
     assert (again.trouble, again.refused_since) == (None, None)
 
 
-def test_why_a_job_waits_is_known_though_its_pods_are_gone() -> None:
-    desk = Desk()
-    desk.admit()
-    desk.managed.act(Requeue(job="ns/one", reason=Reason.IMAGE_PULL_FAILED, message="ErrImagePull: no such tag"))
-    waits = desk.look().facts
-    assert (waits.trouble, waits.last_failure) == (Reason.IMAGE_PULL_FAILED, "ErrImagePull: no such tag")
-
-
 def test_a_job_that_is_over_is_due_no_more() -> None:
     desk = Desk()
     desk.train()

@@ -51,11 +51,6 @@ def test_a_job_starts_on_another_node_than_the_one_that_refused_it_until_that_is
     assert planned(job(blames=(refusal(ago=HALF_AN_HOUR, times=2),))).placements["ns/a"].base == {0: "good"}
 
 
-def test_a_worker_that_is_made_again_goes_to_another_node() -> None:
-    found = planned(running(blames=(refusal(),)))
-    assert (found.actions, found.placements["ns/a"].base) == ((), {0: "good"})
-
-
 def test_a_gang_avoids_the_node_if_all_of_it_fits_elsewhere_and_uses_it_otherwise() -> None:
     assert set(planned(job(4, blames=(refusal(ago=60.0),))).placements["ns/a"].base.values()) == {"good"}
     found = planned(job(5, blames=(refusal(ago=60.0),))).placements["ns/a"].base

@@ -25,7 +25,6 @@ from operator_world import facts
 from operator_world.facts import (
     FAIR,
     NOW,
-    admitted,
     decide,
     foreign,
     kinds,
@@ -113,12 +112,6 @@ def test_one_moves_at_once_with_time_for_a_checkpoint(moves: JobFacts) -> None:
     assert decide(GOING, stopping, workers).actions == ()
     (requeue,) = decide(GOING, replace(stopping, leader_running=False), workers).actions
     assert requeue.reason is Reason.NODE_DEPARTING
-
-
-def test_nothing_new_is_placed_there() -> None:
-    found = decide(replace(GOING, schedulable=True), NEW, facts.job("ns/a", 1, 4))
-    assert admitted(found) == ["a"]
-    assert found.placements["ns/a"].base == {0: "new"}
 
 
 @pytest.mark.parametrize(

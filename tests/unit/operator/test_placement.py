@@ -21,19 +21,6 @@ admitted_now, waits_since = partial(job, admitted_at=NOW, gpu_type="a"), partial
 MADE_AGAIN = Replace(job="a", workers=(0,), pinned=True, reason=Reason.GPU_LOST)
 
 
-def test_an_admitted_gang_gets_nodes() -> None:
-    planned = decide({"n": 1, "m": 1}, job("a", 2))
-    assert planned.actions == starts("a")
-    assert sorted(planned.placements["a"].base.values()) == ["m", "n"]
-    assert sorted(planned.placements["a"].base) == [0, 1]
-
-
-def test_a_granted_worker_gets_a_node() -> None:
-    grown = decide({"n": 1, "m": 1}, trains("a", 1, 2), worker("a", node="m"))
-    assert grown.actions == (GrantExtra(job="a", extra=1),)
-    assert grown.placements["a"].extra == ("n",)
-
-
 def test_a_worker_that_is_not_seen_yet_keeps_its_node() -> None:
     """Also where another would be fuller: its pod may have been made in the meantime."""
     given = {"n": 1, "m": 4}, admitted_now("a")

@@ -47,10 +47,6 @@ def test_a_running_job_that_raises_its_priority_counts_with_what_its_queue_allow
     assert lent() == {"team/raised": 5, "team/other": 1}
 
 
-def test_without_queues_nothing_is_limited() -> None:
-    assert admitted(decide((), job("x", "any", gpus=8))) == ["x"]
-
-
 def test_a_queue_holds_its_quota_and_no_more() -> None:
     planned = decide((queue(),), job("x", at=1), job("y", at=2), job("z", at=3))
     assert admitted(planned) == ["x", "y"]

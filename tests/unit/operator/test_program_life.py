@@ -136,15 +136,6 @@ def test_the_end_of_the_budget_is_a_stop_and_a_normal_end_whatever_the_exit_code
     assert life.state.failures == 0
 
 
-def test_a_program_that_ignores_the_stop_is_ended_at_the_end_of_its_grace_period(life: Life) -> None:
-    life.start()
-    life.look(100)
-    life.look(19)
-    assert len(life.actions) == 1
-    life.look(1)
-    assert life.actions[1:] == [Finish(job="n/a", reason=Reason.BUDGET_EXHAUSTED)]
-
-
 def test_a_stopped_program_waits_again_with_its_budget_even_if_it_exits_with_0(life: Life) -> None:
     life.start()
     life.look(10)

@@ -15,7 +15,7 @@ from espalier_core.types.report import Report, TrainerPhase
 from espalier_core.types.status import JobStatus
 from espalier_operator.job import progress, view
 from espalier_operator.job.ends import if_forced
-from espalier_operator.job.progress import BudgetMeter, Leader, leader_of, turning_points
+from espalier_operator.job.progress import BudgetMeter, Leader, turning_points
 from espalier_operator.job.state import JobState, Observation, Timing
 from espalier_operator.job.view import state_of, utc
 from espalier_operator.kube.objects.pods import parse_pod
@@ -320,20 +320,6 @@ def test_a_leader_that_came_and_went_unseen_counts_by_its_own_word(account):
     assert account.state.trained
 
 
-def test_the_late_word_of_an_earlier_leader_counts_once(account):
-    account.runs()
-    account.says(TRAINING, 5)
-    account.look(6)
-    account.pods = []
-    account.look(7)
-    account.runs("second", 1, since=8)
-    account.look(9)
-    account.says(STOPPED, 6.5, "first")
-    assert account.look(10) == 6.5
-    assert not account.seen().fresh
-    assert leader_of(account.state, account.seen(), EPOCH + 10, SETTINGS.timing) is Leader.STARTING
-
-
 # ---- images that never report
 
 
@@ -384,19 +370,6 @@ def test_what_a_starting_leader_may_not_have_run_while_no_operator_was_there_doe
     account.restart_operator()
     assert account.look(52) == 20
     assert account.look(54) == 22
-
-
-def test_restarts_of_the_operator_at_every_look_change_nothing():
-    plain, shaken = Account(), Account()
-    for each in (plain, shaken):
-        each.runs(since=3)
-    for second in range(4, 60, 3):
-        for each in (plain, shaken):
-            if second > 10:
-                each.says(TRAINING)
-            each.look(second)
-        shaken.restart_operator()
-    assert shaken.state == plain.state
 
 
 # ---- clocks

@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -154,17 +153,6 @@ def test_one_of_two_workers_is_gated_and_the_job_says_so() -> None:
     assert (status.phase, running.reason) == (JobPhase.STARTING, Reason.SCHEDULING_GATED)
     assert "example.com/queue" in running.message
     assert (status.time_budget.used_seconds, status.time_budget.gpu_seconds_used) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("program", [False, True])
-def test_the_budget_runs_from_when_the_last_gated_worker_runs(program: bool) -> None:
-    """A leader that reports nothing is counted, after its start-up allowance, from then too."""
-    story = Story(Fate(0.0, 1.0), Fate(500.0, 510.0), program=program)
-    for now in (100.0, 505.0, 520.0):
-        story.look(now)
-    assert story.state.used_seconds == (10.0 if program else 0.0)
-    story.look(531.0)
-    assert story.state.used_seconds == 21.0
 
 
 def test_a_leader_s_report_that_it_trains_counts_and_charges_no_gpus_of_gated_workers() -> None:

@@ -114,28 +114,20 @@ def test_one_moves_at_once_with_time_for_a_checkpoint(moves: JobFacts) -> None:
     assert requeue.reason is Reason.NODE_DEPARTING
 
 
+def taint(key: str, effect: str = "NoSchedule", value: str = "") -> dict[str, str]:
+    return {"key": key, "effect": effect, "value": value}
+
+
 @pytest.mark.parametrize(
     ("change", "departing"),
     [
         ({}, 0),
         ({"spec": {"unschedulable": True}}, 4),
-        ({"spec": {"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule", "value": "1"}]}}, 4),
-        ({"spec": {"taints": [{"key": "aws-node-termination-handler/spot-itn", "effect": "PreferNoSchedule"}]}}, 4),
-        ({"spec": {"taints": [{"key": "dedicated", "effect": "NoSchedule"}]}}, 0),
-        (
-            {
-                "spec": {
-                    "taints": [
-                        {"key": "going", "value": "yes", "effect": effect} for effect in ("NoSchedule", "NoExecute")
-                    ]
-                }
-            },
-            4,
-        ),
-        (
-            {"spec": {"taints": [{"key": "going", "value": value, "effect": "NoSchedule"} for value in ("yes", "no")]}},
-            4,
-        ),
+        ({"spec": {"taints": [taint("ToBeDeletedByClusterAutoscaler", value="1")]}}, 4),
+        ({"spec": {"taints": [taint("aws-node-termination-handler/spot-itn", "PreferNoSchedule")]}}, 4),
+        ({"spec": {"taints": [taint("dedicated")]}}, 0),
+        ({"spec": {"taints": [taint("going", effect, "yes") for effect in ("NoSchedule", "NoExecute")]}}, 4),
+        ({"spec": {"taints": [taint("going", value=value) for value in ("yes", "no")]}}, 4),
         ({"metadata": {"labels": {"cloud.google.com/active-node-maintenance": "ONGOING"}}}, 4),
         ({"metadata": {"labels": {"cloud.google.com/active-node-maintenance": "PENDING"}}}, 0),
         ({"conditions": [{"type": "PreemptScheduled", "status": "True"}]}, 4),

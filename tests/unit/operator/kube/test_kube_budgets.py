@@ -29,14 +29,8 @@ from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_worker, report
 SETTINGS = KubeSettings(start_up_allowance_seconds=20, restart_seconds=1)
 TWO_GPUS = template({"resources": {"limits": {GPU: 2}}})
 JOB = kube_job("one", {"minReplicas": 1, "maxReplicas": 3, "timeBudgetSeconds": 1000, "template": TWO_GPUS})
-STARTING, TRAINING, EVALUATING, COMPLETED, STOPPED, FAILED = (
-    TrainerPhase.STARTING,
-    TrainerPhase.TRAINING,
-    TrainerPhase.EVALUATING,
-    TrainerPhase.COMPLETED,
-    TrainerPhase.STOPPED,
-    TrainerPhase.FAILED,
-)
+STARTING, TRAINING, EVALUATING = TrainerPhase.STARTING, TrainerPhase.TRAINING, TrainerPhase.EVALUATING
+COMPLETED, STOPPED, FAILED = TrainerPhase.COMPLETED, TrainerPhase.STOPPED, TrainerPhase.FAILED
 ADMITTED = JobState(submitted_at=EPOCH, admitted_at=EPOCH, counted_until=EPOCH, attempts=(0,), incarnations=("",))
 
 

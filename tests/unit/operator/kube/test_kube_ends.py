@@ -48,14 +48,8 @@ STATE = JobState(
     trained=True,
 )
 STOPPING = Stopping(reason=Reason.SUSPENDED, deadline=EPOCH + 100)
-TRAINING, EVALUATING, COMPLETED, STOPPED, FAILED, STARTING = (
-    TrainerPhase.TRAINING,
-    TrainerPhase.EVALUATING,
-    TrainerPhase.COMPLETED,
-    TrainerPhase.STOPPED,
-    TrainerPhase.FAILED,
-    TrainerPhase.STARTING,
-)
+TRAINING, EVALUATING, COMPLETED = TrainerPhase.TRAINING, TrainerPhase.EVALUATING, TrainerPhase.COMPLETED
+STOPPED, FAILED, STARTING = TrainerPhase.STOPPED, TrainerPhase.FAILED, TrainerPhase.STARTING
 
 
 def leader(phase: str = "Running", *, deleting: bool = False, **changes: Any) -> dict[str, Any]:

@@ -163,29 +163,31 @@ def test_nodes_that_offer_less(change, expected):
     assert replace(parse_node({**raw_node("n1"), **change}, SETTINGS), resources={}) == replace(plain, **expected)
 
 
+def container(gpus: Any = None, restart: str | None = None, **resources: Any) -> dict[str, Any]:
+    limits = {} if gpus is None else {"limits": {GPU: gpus}}
+    return {"resources": {**limits, **resources}, **({"restartPolicy": restart} if restart else {})}
+
+
 @pytest.mark.parametrize(
     ("spec", "requests"),
     [
         ({}, {}),
-        ({"containers": [{"resources": {"requests": {"cpu": "1500m", GPU: 2}}}]}, {"cpu": 1500}),
-        (
-            {"containers": [{"resources": {"limits": {"memory": "1Ki"}, "requests": {"cpu": 1}}}]},
-            {"cpu": 1000, "memory": 1024},
-        ),
-        ({"containers": [{"resources": {"limits": {"cpu": 4}, "requests": {"cpu": 1}}}] * 2}, {"cpu": 2000}),
+        ({"containers": [container(requests={"cpu": "1500m", GPU: 2})]}, {"cpu": 1500}),
+        ({"containers": [container(limits={"memory": "1Ki"}, requests={"cpu": 1})]}, {"cpu": 1000, "memory": 1024}),
+        ({"containers": [container(limits={"cpu": 4}, requests={"cpu": 1})] * 2}, {"cpu": 2000}),
         (
             {
-                "initContainers": [{"resources": {"requests": {"cpu": 3}}}],
-                "containers": [{"resources": {"requests": {"cpu": 1}}}],
+                "initContainers": [container(requests={"cpu": 3})],
+                "containers": [container(requests={"cpu": 1})],
                 "overhead": {"cpu": "250m"},
             },
             {"cpu": 3250},
         ),
-        ({"containers": [{"resources": {"requests": {"cpu": "a lot"}}}, 3]}, {}),
+        ({"containers": [container(requests={"cpu": "a lot"}), 3]}, {}),
         (
             {
                 "resources": {"requests": {"cpu": 8}, "limits": {"cpu": 9, "memory": "2Ki"}},
-                "containers": [{"resources": {"requests": {"cpu": 1, "memory": "1Ki"}}}],
+                "containers": [container(requests={"cpu": 1, "memory": "1Ki"})],
             },
             {"cpu": 8000, "memory": 1024},
         ),
@@ -197,11 +199,6 @@ def test_what_a_pod_requests_besides_gpus(spec, requests):
 
 
 # ---- effective requests of pods
-
-
-def container(gpus: Any = None, restart: str | None = None, **resources: Any) -> dict[str, Any]:
-    limits = {} if gpus is None else {"limits": {GPU: gpus}}
-    return {"resources": {**limits, **resources}, **({"restartPolicy": restart} if restart else {})}
 
 
 @pytest.mark.parametrize(

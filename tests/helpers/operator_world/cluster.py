@@ -269,6 +269,19 @@ class Cluster:
                 self.change(job.key, finished=True, extra=0, reclaim=None, stopping=None)
                 self._retire(job.key)
 
+    def carry_out(self, planned: Plan) -> None:
+        """Do all that a plan says."""
+        self.place(planned)
+        for action in planned.actions:
+            self.apply(action)
+
+    def catch_up(self) -> None:
+        """Let the world follow: dead pods are gone, others are seen and bound, leaders start."""
+        self.bury()
+        self.reveal()
+        self.bind()
+        self.start_leaders()
+
     def _used_by_others(self, node: Node) -> dict[str, int]:
         used = Counter(node.used)
         for worker in self.workers.values():

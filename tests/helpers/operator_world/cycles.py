@@ -27,15 +27,14 @@ def job(key: str, seconds: Mapping[str, float] | None = None, *, yields: bool = 
     return JobFacts(key=key, terms=JobTerms(base_preemptible=yields, **asked), submitted_at=0.0, speeds=points)
 
 
-def step(cluster: Cluster, policy: str | Policy) -> list[Any]:
-    """Plan and carry out, and let the world follow."""
+def step(cluster: Cluster, policy: str | Policy, *, binds: bool = True) -> list[Any]:
+    """Plan and carry out, and let the world follow; kube-scheduler only if it `binds`."""
     planned = plan(cluster.snapshot(), configured(policy) if isinstance(policy, str) else policy, cluster.now)
-    cluster.place(planned)
-    for action in planned.actions:
-        cluster.apply(action)
+    cluster.carry_out(planned)
     cluster.bury()
     cluster.reveal()
-    cluster.bind()
+    if binds:
+        cluster.bind()
     cluster.start_leaders()
     return [*planned.actions]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -84,6 +84,8 @@ def raw_worker(
     node: str | None = "node",
     phase: str = "Running",
     state: Mapping[str, Any] | None = None,
+    deleted_at: float | None = None,
+    gates: Iterable[str] = (),
     **status: Any,
 ) -> Raw:
     """Return the pod of a worker that has run since `EPOCH`; `state` is that of its container."""
@@ -99,13 +101,40 @@ def raw_worker(
             "ownerReferences": [
                 {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
             ],
+            **({} if deleted_at is None else {"deletionTimestamp": time_at(deleted_at)}),
         },
         "spec": {
             "containers": [{"name": "trainer", "resources": {"limits": {GPU: "1"}, "requests": {GPU: "1"}}}],
             **({"nodeName": node} if node else {}),
+            **({"schedulingGates": [{"name": name} for name in gates]} if gates else {}),
         },
         "status": {"phase": phase, "containerStatuses": [container], **status},
     }
+
+
+def raw_stranger(name: str = "stranger", resources: Mapping[str, Any] | None = None, **changes: Any) -> Raw:
+    """Return somebody else's pod, which has one GPU if `resources` do not say otherwise; `changes` as a worker's."""
+    raw = raw_worker(kube_job(), uid=f"uid-of-{name}", **changes)
+    raw["metadata"] |= {"ownerReferences": [], "name": name}
+    if resources is not None:
+        raw["spec"]["containers"][0]["resources"] = dict(resources)
+    return raw
+
+
+def at(version: int, raw: Raw) -> Raw:
+    """Return an object as of a version; it has a UID."""
+    known = {"uid": f"uid-of-{raw['metadata']['name']}", **raw["metadata"], "resourceVersion": str(version)}
+    return {**raw, "metadata": known}
+
+
+def waiting_for(reason: str, message: str = "") -> Raw:
+    """Return the state of a container that waits, for example for its image."""
+    return {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+
+
+def unschedulable(message: str = "") -> Raw:
+    """Return the condition of a pod that kube-scheduler refuses."""
+    return {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
 
 
 def terminated(code: int, at: float = EPOCH + 10, *, started: float = EPOCH, **words: Any) -> Raw:

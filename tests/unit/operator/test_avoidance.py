@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hypothesis import given
@@ -12,20 +13,14 @@ from espalier_core.types.reasons import Reason
 from espalier_operator.model import (
     Avoided,
     Blame,
-    JobFacts,
-    JobTerms,
     Node,
     Placement,
     Promise,
-    Snapshot,
-    Worker,
-    WorkerRole,
-    WorkerState,
 )
-from espalier_operator.model.actions import Admit, GrantExtra, Plan, Replace, Requeue
+from espalier_operator.model.actions import GrantExtra, Plan, Replace, Requeue
 from espalier_operator.model.nodes import avoided_by_all, blaming, trained_on
-from espalier_operator.planner import plan
-from espalier_operator.policies.fair import FairPolicy
+from operator_world import facts
+from operator_world.facts import decide, foreign, kinds, starts, worker
 
 NOW = 100_000.0
 HALF_AN_HOUR = 1800.0
@@ -37,24 +32,13 @@ def refusal(node: str = "broken", ago: float = 1.0, **change: Any) -> Blame:
     return Blame(**{"node": node, "at": NOW - ago, "refused": True, "message": "Allocate failed", **change})
 
 
-def job(key: str = "ns/a", *, workers: int = 1, extra: int = 0, **change: Any) -> JobFacts:
-    terms = JobTerms(min_replicas=workers, max_replicas=workers + extra, time_budget_seconds=500.0)
-    return JobFacts(key=key, terms=terms, submitted_at=0.0, **change)
+job = partial(facts.job, "ns/a")
+running = partial(job, admitted_at=0.0, gpu_type="", generation=1)
+trains = partial(running, 1, 2, **facts.TRAINS)
 
 
-def running(**change: Any) -> JobFacts:
-    return job(admitted_at=0.0, gpu_type="", generation=1, **change)
-
-
-def base_of(key: str, node: str, index: int = 0, gpus: int = 1) -> Worker:
-    name = f"{key}-{index}"
-    return Worker(
-        name=name, job=key, role=WorkerRole.BASE, index=index, node=node, gpus=gpus, state=WorkerState.RUNNING
-    )
-
-
-def planned(*jobs: JobFacts, nodes: tuple[Node, ...] = (BROKEN, GOOD), now: float = NOW, **seen: Any) -> Plan:
-    return plan(Snapshot(taken_at=now, nodes=nodes, jobs=jobs, **seen), FairPolicy(), now)
+def planned(*given: Any, nodes: tuple[Node, ...] = (BROKEN, GOOD), now: float = NOW, **seen: Any) -> Plan:
+    return decide(*given, nodes, now=now, **seen)
 
 
 # ---- where a job starts
@@ -67,14 +51,9 @@ def test_a_job_starts_on_another_node_than_the_one_that_refused_it_until_that_is
     assert planned(job(blames=(refusal(ago=HALF_AN_HOUR, times=2),))).placements["ns/a"].base == {0: "good"}
 
 
-def test_a_worker_that_is_made_again_goes_to_another_node() -> None:
-    found = planned(running(blames=(refusal(),)))
-    assert (found.actions, found.placements["ns/a"].base) == ((), {0: "good"})
-
-
 def test_a_gang_avoids_the_node_if_all_of_it_fits_elsewhere_and_uses_it_otherwise() -> None:
-    assert set(planned(job(workers=4, blames=(refusal(ago=60.0),))).placements["ns/a"].base.values()) == {"good"}
-    found = planned(job(workers=5, blames=(refusal(ago=60.0),))).placements["ns/a"].base
+    assert set(planned(job(4, blames=(refusal(ago=60.0),))).placements["ns/a"].base.values()) == {"good"}
+    found = planned(job(5, blames=(refusal(ago=60.0),))).placements["ns/a"].base
     assert sorted(map(str, found.values())) == ["broken", *["good"] * 4]
 
 
@@ -84,7 +63,7 @@ def test_where_only_that_node_is_free_it_is_tried_again_later_each_time() -> Non
         found = planned(waits, nodes=(BROKEN,))
         assert (found.actions, found.refusals["ns/a"].reason) == ((), Reason.NODES_AVOIDED)
         assert found.wake_at == NOW + seconds
-        assert planned(waits, nodes=(BROKEN,), now=NOW + seconds).actions == (Admit(job="ns/a", gpu_type=""),)
+        assert planned(waits, nodes=(BROKEN,), now=NOW + seconds).actions == starts("ns/a", on="")
 
 
 def test_a_running_job_waits_with_its_gpus_for_a_short_time_and_gives_them_back_for_a_long_one() -> None:
@@ -92,25 +71,24 @@ def test_a_running_job_waits_with_its_gpus_for_a_short_time_and_gives_them_back_
     assert (first.actions, first.placements, first.wake_at) == ((), {}, NOW + 10.0)
     again = planned(running(blames=(refusal(ago=10.0),)), nodes=(BROKEN,))
     assert again.placements["ns/a"].base == {0: "broken"}
-    often = planned(running(workers=2, blames=(refusal(ago=0.0, times=5),)), nodes=(BROKEN,))
+    often = planned(running(2, blames=(refusal(ago=0.0, times=5),)), nodes=(BROKEN,))
     assert [(type(action), action.reason) for action in often.actions] == [(Requeue, Reason.NODES_AVOIDED)]
-    leads = running(workers=2, leader_running=True, trained=True, blames=(refusal(ago=0.0, times=5),))
-    stays = planned(leads, nodes=(BROKEN,), workers=(base_of("ns/a", "broken"),))
+    leads = running(2, leader_running=True, trained=True, blames=(refusal(ago=0.0, times=5),))
+    stays = planned(leads, worker("ns/a", node="broken"), nodes=(BROKEN,))
     assert stays.actions == (), "its leader trains"
 
 
 def test_a_worker_whose_node_others_have_filled_does_not_wait_there_until_another_is_tried_again() -> None:
-    waits = replace(base_of("ns/a", "good"), node=None, pinned_to="good", state=WorkerState.PENDING)
-    filled = replace(base_of("other", "good", gpus=4), job=None, role=WorkerRole.FOREIGN)
-    found = planned(running(blames=(refusal(ago=0.0),)), workers=(waits, filled))
+    waits = running(blames=(refusal(ago=0.0),)), worker("ns/a", pinned_to="good")
+    found = planned(*waits, foreign(4, "good"))
     assert found.actions == (Replace(job="ns/a", workers=(0,), pinned=True, reason=Reason.GPU_LOST),)
     assert not found.placements
 
 
 def test_a_job_that_is_refused_does_not_keep_its_gpus_while_a_node_is_not_tried_again() -> None:
     refused = {"refused_since": NOW - 20.0, "trouble": Reason.IMAGE_PULL_FAILED, "last_failure": "no such image"}
-    half = running(workers=2, blames=(refusal(ago=0.0),), **refused)
-    found = planned(half, nodes=(BROKEN, replace(GOOD, allocatable=1)), workers=(base_of("ns/a", "good"),))
+    half = running(2, blames=(refusal(ago=0.0),), **refused)
+    found = planned(half, worker("ns/a", node="good"), nodes=(BROKEN, replace(GOOD, allocatable=1)))
     assert found.actions == (Requeue(job="ns/a", reason=Reason.IMAGE_PULL_FAILED, message="no such image"),)
 
 
@@ -126,34 +104,27 @@ def test_a_node_on_which_its_program_failed_is_better_than_one_that_refused_the_
 
 
 def test_lent_gpus_are_those_of_other_nodes_first() -> None:
-    trains = {"leader_running": True, "has_reported": True, "training": True, "trained": True}
-    lends = running(extra=1, blames=(refusal(ago=60.0),), **trains)
-    seen = {"workers": (base_of("ns/a", "good"),)}
-    assert planned(lends, **seen).placements["ns/a"].extra == ("good",)
-    full = replace(GOOD, allocatable=1)
-    assert planned(lends, nodes=(BROKEN, full), **seen).placements["ns/a"].extra == ("broken",)
-    barred = replace(lends, blames=(refusal(ago=5.0),))
-    assert not [each for each in planned(barred, nodes=(BROKEN, full), **seen).actions if isinstance(each, GrantExtra)]
+    base, full = worker("ns/a", node="good"), (BROKEN, replace(GOOD, allocatable=1))
+    lends = trains(blames=(refusal(ago=60.0),))
+    assert planned(lends, base).placements["ns/a"].extra == ("good",)
+    assert planned(lends, base, nodes=full).placements["ns/a"].extra == ("broken",)
+    assert GrantExtra not in kinds(planned(trains(blames=(refusal(ago=5.0),)), base, nodes=full))
 
 
 def test_a_lent_worker_that_its_node_refused_is_made_again_on_another() -> None:
-    trains = {"leader_running": True, "has_reported": True, "training": True, "trained": True}
-    lent = replace(running(extra=1, blames=(refusal(ago=1.0),), **trains), extra=1)
-    seen: dict[str, Any] = {
-        "workers": (base_of("ns/a", "good"),),
-        "promises": (Promise(job="ns/a", extra=1, expires_at=NOW + 9.0),),
-        "placements": {"ns/a": Placement(base={}, extra=("broken",), moved=frozenset())},
-    }
-    assert planned(lent, **seen).placements["ns/a"].extra == ("good",)
-    assert planned(replace(lent, blames=()), **seen).placements["ns/a"].extra == ("broken",)
+    given = worker("ns/a", node="good"), Promise(job="ns/a", extra=1, expires_at=NOW + 9.0)
+    seen = {"placements": {"ns/a": Placement(base={}, extra=("broken",), moved=frozenset())}}
+    lent = trains(extra=1, blames=(refusal(ago=1.0),))
+    assert planned(lent, *given, **seen).placements["ns/a"].extra == ("good",)
+    assert planned(replace(lent, blames=()), *given, **seen).placements["ns/a"].extra == ("broken",)
 
 
 def test_a_node_that_failed_several_jobs_is_avoided_by_others_too() -> None:
-    avoided = (Avoided(node="broken", jobs=2, until=NOW + 50.0),)
-    found = planned(job(), avoided=avoided)
+    given = job(), Avoided(node="broken", jobs=2, until=NOW + 50.0)
+    found = planned(*given)
     assert (found.placements["ns/a"].base, found.wake_at) == ({0: "good"}, NOW + 50.0)
-    assert planned(job(), nodes=(BROKEN,), avoided=avoided).placements["ns/a"].base == {0: "broken"}
-    assert planned(job(), avoided=avoided, now=NOW + 50.0).placements["ns/a"].base == {0: "broken"}
+    assert planned(*given, nodes=(BROKEN,)).placements["ns/a"].base == {0: "broken"}
+    assert planned(*given, now=NOW + 50.0).placements["ns/a"].base == {0: "broken"}
 
 
 # ---- who is to blame

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
@@ -11,44 +13,29 @@ from hypothesis import strategies as st
 
 import sweeps
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import JobFacts, JobTerms, Node, Rules, Snapshot, Worker, WorkerRole, WorkerState
+from espalier_operator.model import JobFacts, Node, Rules, Snapshot, Worker, WorkerState
 from espalier_operator.model.actions import Admit, Plan
 from espalier_operator.model.constraints import ANYWHERE, Constraints
 from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from espalier_operator.planner.lifecycle import ends_by
-from espalier_operator.policies.fair import FairPolicy
-from operator_world.facts import base_on
+from operator_world import facts
+from operator_world.facts import FAIR, NOW, base_on, node, running_on, world
 
-NOW = 1000.0
 RULES = Rules(startup_seconds=10.0, evaluation_seconds=5.0)
 OVERHEAD = 20.0
 """Seconds by which a job that starts may exceed its budget: start-up, grace and evaluation."""
 
 
-def waits(key: str, workers: int = 1, budget: float = 100.0, *, at: float = 0.0, **terms: object) -> JobFacts:
-    asked = {"min_replicas": workers, "max_replicas": workers, "grace_seconds": 5.0, **terms}
-    return JobFacts(key=key, terms=JobTerms(time_budget_seconds=budget, **asked), submitted_at=at)
+def waits(key: str, workers: int = 1, budget: float = 100.0, **changes: Any) -> JobFacts:
+    return facts.job(key, workers, time_budget_seconds=budget, grace_seconds=5.0, **changes)
 
 
-def runs(facts: JobFacts, used: float = 0.0, gpu_type: str = "a") -> JobFacts:
-    state = {"leader_running": True, "training": True, "trained": True, "has_reported": True}
-    return replace(facts, admitted_at=0.0, gpu_type=gpu_type, used_seconds=used, **state)
+def runs(job: JobFacts, used: float = 0.0, gpu_type: str = "a") -> JobFacts:
+    return replace(job, admitted_at=0.0, gpu_type=gpu_type, used_seconds=used, **facts.TRAINS)
 
 
-def on(job: JobFacts, *nodes: str) -> tuple[Worker, ...]:
-    return tuple(base_on(job, *nodes))
-
-
-def node(name: str, gpus: int, **changes: object) -> Node:
-    return replace(Node(name=name, gpu_type="a", allocatable=gpus), **changes)
-
-
-def decide(
-    nodes: tuple[Node, ...], jobs: tuple[JobFacts, ...], workers: tuple[Worker, ...] = (), **changes: object
-) -> Plan:
-    snapshot = Snapshot(taken_at=NOW, nodes=nodes, workers=workers, jobs=jobs, rules=RULES)
-    return plan(replace(snapshot, **changes), FairPolicy(), NOW)
+decide = partial(facts.decide, rules=RULES)
 
 
 def admitted(planned: Plan) -> set[str]:
@@ -61,28 +48,21 @@ def starts_by(planned: Plan, job: str) -> float | None:
 
 HOLDER = runs(waits("holder", 3, budget=200.0), used=50.0)
 """It ends by NOW + 160: what is left of its budget, 5 of grace and 5 to evaluate."""
-ALMOST_FULL = (node("n", 4),), on(HOLDER, "n", "n", "n")
+ALMOST_FULL = node("n", 4), *running_on("n", HOLDER)
 
 
-def test_a_job_that_ends_in_time_starts_on_gpus_that_are_kept() -> None:
-    nodes, workers = ALMOST_FULL
-    head = waits("head", 4, at=1)
-    planned = decide(nodes, (HOLDER, head, waits("short", budget=140.0, at=2)), workers)
-    assert admitted(planned) == {"short"}
-    assert starts_by(planned, "head") == NOW + 160
-    planned = decide(nodes, (HOLDER, head, waits("long", budget=141.0, at=2)), workers)
-    assert not admitted(planned)
-    assert planned.refusals["long"].reason is Reason.NO_FREE_GPU
+@pytest.mark.parametrize(("budget", "is_in_time"), [(140.0, True), (141.0, False)])
+def test_a_job_that_ends_in_time_starts_on_gpus_that_are_kept(budget: float, is_in_time: bool) -> None:
+    planned = decide(*ALMOST_FULL, waits("head", 4, at=1), waits("other", budget=budget, at=2))
+    assert admitted(planned) == ({"other"} if is_in_time else set())
+    assert is_in_time or planned.refusals["other"].reason is Reason.NO_FREE_GPU
     assert starts_by(planned, "head") == NOW + 160
 
 
 def test_what_a_job_waits_for_is_planned_again_once_it_would_end_too_late() -> None:
     """Then the GPU that is being given back is no longer kept for it."""
-    nodes, workers = ALMOST_FULL
-    (leaving,) = on(waits("gone"), "n")
-    leaving = replace(leaving, job=None, role=WorkerRole.FOREIGN, state=WorkerState.TERMINATING)
-    jobs = HOLDER, waits("head", 4, at=1), waits("short", budget=130.0, at=2)
-    planned = decide(nodes, jobs, (*workers, leaving))
+    leaving = facts.foreign(1, "n", state=WorkerState.TERMINATING)
+    planned = decide(*ALMOST_FULL, waits("head", 4, at=1), waits("short", budget=130.0, at=2), leaving)
     assert not admitted(planned)
     assert starts_by(planned, "head") == NOW + 160
     assert starts_by(planned, "short") is None, "it gets what is given back"
@@ -90,76 +70,61 @@ def test_what_a_job_waits_for_is_planned_again_once_it_would_end_too_late() -> N
 
 
 def test_a_long_job_starts_on_what_the_head_does_not_need() -> None:
-    nodes, workers = ALMOST_FULL
-    planned = decide(nodes, (HOLDER, waits("head", 3, at=1), waits("long", budget=1e6, at=2)), workers)
+    planned = decide(*ALMOST_FULL, waits("head", 3, at=1), waits("long", budget=1e6, at=2))
     assert admitted(planned) == {"long"}, "three GPUs are enough for the head when the holder ends"
-    other = node("o", 2)
-    jobs = (HOLDER, waits("head", 4, at=1, gpus_per_worker=1), *(waits(f"long{n}", budget=1e6, at=2) for n in range(4)))
-    planned = decide((*nodes, other), jobs, workers)
+    many = [waits(f"long{n}", budget=1e6, at=2) for n in range(4)]
+    planned = decide(*ALMOST_FULL, node("o", 2), waits("head", 4, at=1), many)
     assert len(admitted(planned)) == 2, "six GPUs, of which the holder has three now, and the head four later"
 
 
 def test_the_second_that_waits_is_not_delayed_either() -> None:
-    nodes, workers = ALMOST_FULL
-    second = runs(waits("second holder", 1, budget=100.0), used=50.0)
-    nodes, workers = (*nodes, node("m", 2)), (*workers, *on(second, "m"))
-    head, next_one = waits("head", 2, at=1, gpus_per_worker=2), waits("next", 1, at=2, gpus_per_worker=2)
-    planned = decide(nodes, (HOLDER, second, head, next_one, waits("long", budget=1e6, at=3)), workers)
+    second = node("m", 2), *running_on("m", runs(waits("second holder"), used=50.0))
+    waiting = waits("head", 2, at=1, gpus_per_worker=2), waits("next", 1, at=2, gpus_per_worker=2)
+    planned = decide(*ALMOST_FULL, *second, *waiting, waits("long", budget=1e6, at=3))
     assert starts_by(planned, "head") == NOW + 160
     assert starts_by(planned, "next") is None or starts_by(planned, "next") >= NOW + 60
     assert not admitted(planned) or admitted(planned) == {"long"}
 
 
 def test_a_job_keeps_its_quota_while_it_waits_for_gpus() -> None:
-    nodes, workers = ALMOST_FULL
-    queues = (QueueLimits(name="q", quotas=(Quota(nominal=4),)), QueueLimits(name="default"))
-    head, other = waits("head", 4, at=1, queue="q"), waits("short", budget=10.0, at=2, queue="q")
-    planned = decide(nodes, (HOLDER, head, other), workers, queues=queues)
+    queues = QueueLimits(name="q", quotas=(Quota(nominal=4),)), QueueLimits(name="default")
+    waiting = waits("head", 4, at=1, queue="q"), waits("short", budget=10.0, at=2, queue="q")
+    planned = decide(*ALMOST_FULL, *waiting, queues)
     assert not admitted(planned)
     assert planned.refusals["short"].reason is Reason.QUOTA_EXCEEDED
     assert starts_by(planned, "head") == NOW + 160
 
 
 def test_who_would_never_fit_keeps_nothing() -> None:
-    _, workers = ALMOST_FULL
-    stranger = Worker(name="x", job=None, role=WorkerRole.FOREIGN, node="n", gpus=1, state=WorkerState.RUNNING)
-    planned = decide(
-        (node("n", 5),), (HOLDER, waits("head", 5, at=1), waits("long", budget=1e6, at=2)), (*workers, stranger)
-    )
+    given = node("n", 5), running_on("n", HOLDER), facts.foreign(1, "n")
+    planned = decide(*given, waits("head", 5, at=1), waits("long", budget=1e6, at=2))
     assert admitted(planned) == {"long"}
     assert starts_by(planned, "head") is None
 
 
 def test_the_gpu_budget_ends_a_job_earlier() -> None:
-    nodes, workers = ALMOST_FULL
     short = waits("short", budget=1e6, at=2, gpu_seconds_budget=100.0)
-    planned = decide(nodes, (HOLDER, waits("head", 4, at=1), short), workers)
+    planned = decide(*ALMOST_FULL, waits("head", 4, at=1), short)
     assert admitted(planned) == {"short"}, "100 s for its GPU-seconds, 30 to stop and 10 to start"
 
 
 def test_only_so_many_different_gangs_are_tried() -> None:
-    nodes, workers = ALMOST_FULL
-    wide = tuple(waits(f"ns/wide{size}", size, at=float(size)) for size in (4, 3, 2))
-    alike = tuple(waits(f"ns/alike{number}", 4, at=10.0 + number) for number in range(5))
+    wide = [waits(f"ns/wide{size}", size, at=float(size)) for size in (4, 3, 2)]
+    alike = [waits(f"ns/alike{number}", 4, at=10.0 + number) for number in range(5)]
     late = waits("ns/late", budget=10.0, at=20)
     for depth, expected in ((3, set()), (4, {"ns/late"})):
-        rules = replace(RULES, backfill_depth=depth, reservations=1)
-        planned = decide(nodes, (HOLDER, *wide, *alike, late), workers, rules=rules)
+        planned = decide(*ALMOST_FULL, wide, alike, late, rules=replace(RULES, backfill_depth=depth, reservations=1))
         assert admitted(planned) == expected, "those alike are not tried again"
         assert planned.refusals["ns/alike0"].reason is Reason.NO_FREE_GPU
 
 
 def test_the_gangs_of_one_tenant_do_not_keep_those_of_another_from_being_tried() -> None:
     """Each job of `a` would fit on empty nodes, and no two are alike."""
-    holder = runs(waits("holder", 13, budget=1e5))
-    many = tuple(waits(f"a/{size}", size, budget=1e5, at=1) for size in range(6, 12))
-    short = waits("b/short", 2, budget=10.0, at=2)
-    rules = replace(RULES, backfill_depth=4)
-    workers = on(holder, *["n"] * 13)
-    planned = decide((node("n", 16),), (holder, *many, short), workers, rules=rules)
-    assert admitted(planned) == {"b/short"}
-    own = waits("a/short", 2, budget=10.0, at=2)
-    assert not admitted(decide((node("n", 16),), (holder, *many, own), workers, rules=rules)), "it has had its share"
+    holder = node("n", 16), running_on("n", runs(waits("holder", 13, budget=1e5)))
+    many = [waits(f"a/{size}", size, budget=1e5, at=1) for size in range(6, 12)]
+    for short, expected in (("b/short", {"b/short"}), ("a/short", set())):  # `a` has had its share
+        late, rules = waits(short, 2, budget=10.0, at=2), replace(RULES, backfill_depth=4)
+        assert admitted(decide(*holder, many, late, rules=rules)) == expected
 
 
 @pytest.mark.parametrize(("cpus", "starts"), [(6000, True), (5000, False)])
@@ -167,10 +132,8 @@ def test_other_resources_are_kept_too(cpus: int, starts: bool) -> None:
     """The holder gives 3000 back and the head needs 4500, so 1500 of what is free are kept for it."""
     holder = replace(HOLDER, terms=replace(HOLDER.terms, constraints=Constraints(requests=(("cpu", 1000),))))
     wish = Constraints(requests=(("cpu", 1500),))
-    head = waits("head", 3, at=1, gpus_per_worker=2, constraints=wish)
-    late = waits("long", budget=1e6, at=2, constraints=wish)
-    machine = node("n", 8, resources={"cpu": cpus})
-    planned = decide((machine,), (holder, head, late), on(holder, "n", "n", "n"))
+    waiting = waits("head", 3, at=1, gpus_per_worker=2, constraints=wish), waits("long", 1, 1e6, at=2, constraints=wish)
+    planned = decide(node("n", 8, resources={"cpu": cpus}), running_on("n", holder), *waiting)
     assert (admitted(planned) == {"long"}) is starts
 
 
@@ -183,7 +146,7 @@ class History:
         """Begin; `fractions` is by job the part of its longest time that it runs."""
         self.nodes, self.jobs, self.fractions, self.rules = nodes, jobs, fractions, rules
         self.now = 0.0
-        self.workers: dict[str, tuple[Worker, ...]] = {}
+        self.workers: dict[str, list[Worker]] = {}
         self.ends: dict[str, float] = {}
         self.started: dict[str, float] = {}
 
@@ -197,25 +160,22 @@ class History:
         return "\n".join([*nodes, *jobs, str(self.fractions), f"{self.rules.reservations} reservations"])
 
     def snapshot(self) -> Snapshot:
-        jobs = []
-        for key, job in self.jobs.items():
-            if key in self.started:
-                job = replace(
-                    runs(job, self.now - self.started[key], job.gpu_type or ""), admitted_at=self.started[key]
-                )
-            jobs.append(job)
-        workers = tuple(worker for some in self.workers.values() for worker in some)
-        return Snapshot(taken_at=self.now, nodes=self.nodes, workers=workers, jobs=tuple(jobs), rules=self.rules)
+        jobs = dict(self.jobs)
+        for key, since in self.started.items():
+            job = jobs[key]
+            jobs[key] = replace(runs(job, self.now - since, job.gpu_type or ""), admitted_at=since)
+        workers = [worker for some in self.workers.values() for worker in some]
+        return world(self.nodes, workers, [*jobs.values()], now=self.now, rules=self.rules)
 
     def tick(self) -> Plan:
         """Plan, and start what was admitted where the plan said."""
-        planned = plan(self.snapshot(), FairPolicy(), self.now)
+        planned = plan(self.snapshot(), FAIR, self.now)
         for action in planned.actions:
             if isinstance(action, Admit):
                 job = self.jobs[action.job] = replace(self.jobs[action.job], gpu_type=action.gpu_type)
                 self.started[job.key] = self.now
                 places = planned.placements[job.key].base
-                self.workers[job.key] = on(job, *(places[index] or "" for index in range(job.terms.min_replicas)))
+                self.workers[job.key] = base_on(job, *(places[index] or "" for index in range(job.terms.min_replicas)))
                 longest = ends_by(job, self.now, self.rules) - self.now
                 self.ends[job.key] = self.now + longest * self.fractions[job.key]
         self.check_gpus()
@@ -261,7 +221,7 @@ def histories(draw: st.DrawFn) -> History:
             at=float(number),
             gpus_per_worker=draw(st.sampled_from((1, 1, 1, 2, 3))),
             priority=draw(st.sampled_from((0, 0, 1))),
-            gpu_type=draw(st.sampled_from((None, None, "a"))),
+            only_on=draw(st.sampled_from((None, None, "a"))),
             constraints=draw(st.sampled_from(WISHES)),
         )
     fractions = {key: draw(st.sampled_from((0.2, 0.9, 1.0))) for key in jobs}
@@ -292,7 +252,7 @@ def test_nobody_delays_those_who_keep_gpus(history: History) -> None:
             promised[head] = starts_by(planned, head)
         for key in history.started:
             assert history.started[key] <= promised.get(key, history.now) + 1e-6, f"{key} started late"
-        again = plan(history.snapshot(), FairPolicy(), history.now)
+        again = plan(history.snapshot(), FAIR, history.now)
         assert not again.actions, "a plan that was carried out is followed by an empty one"
         for key in planned.refusals:
             assert starts_by(again, key) == starts_by(planned, key), f"{key} keeps the same GPUs"

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster import node_index as node_pools
 from espalier_operator.cluster.node_index import NodeIndex, NodePool, node_index_of
-from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Worker, WorkerRole, WorkerState
+from espalier_operator.model import Node, Worker
 from espalier_operator.model.actions import Admit, Plan
 from espalier_operator.model.constraints import ANYWHERE, Constraints, NodeSelectorRequirement, NodeSelectorTerm, Taint
 from espalier_operator.planner import plan
 from espalier_operator.planner.placement import served
 from espalier_operator.planner.starting import Attempt, FailedPlacements
 from espalier_operator.policies.fair import FairPolicy
+from operator_world import facts
 from operator_world.crowds import NOW, crowd
 
 NODE = Node(name="a", gpu_type="x", allocatable=8, labels={"zone": "1"}, resources={"cpu": 4}, used={"cpu": 1})
@@ -32,7 +33,7 @@ def node_index() -> NodeIndex:
 
 @pytest.mark.parametrize("same", [{}, {"used": {}}, {"resources": {}}, {"silent_since": 1.0}, {"departs_at": 1.0}])
 def test_what_pods_use_makes_no_other_fleet(node_index: NodeIndex, same: dict[str, object]) -> None:
-    nodes = (NODE, replace(OTHER, **same))  # type: ignore[arg-type]
+    nodes = (NODE, replace(OTHER, **same))
     assert node_index_of(nodes, (IN_ZONE, replace(IN_ZONE, requests=(("cpu", 1),))), "rack") is node_index
 
 
@@ -50,7 +51,7 @@ def test_what_pods_use_makes_no_other_fleet(node_index: NodeIndex, same: dict[st
     ],
 )
 def test_other_nodes_make_another_fleet(node_index: NodeIndex, other: dict[str, object]) -> None:
-    nodes = (NODE, replace(OTHER, **other))  # type: ignore[arg-type]
+    nodes = (NODE, replace(OTHER, **other))
     assert node_index_of(nodes, (ANYWHERE, IN_ZONE), "rack") is not node_index
 
 
@@ -86,15 +87,8 @@ def node(name: str, gpus: int, **special: int) -> Node:
 
 
 def planned(*nodes: Node, workers: int = 1) -> Plan:
-    requests = (("cpu", 1_000), ("pods", 1), (CARD, 1))
-    terms = JobTerms(
-        min_replicas=workers,
-        max_replicas=workers,
-        time_budget_seconds=100.0,
-        constraints=Constraints(requests=requests),
-    )
-    job = JobFacts(key="ns/job", terms=terms, submitted_at=0.0)
-    return plan(Snapshot(taken_at=1.0, nodes=nodes, jobs=(job,)), FairPolicy(), 1.0)
+    asks = Constraints(requests=(("cpu", 1_000), ("pods", 1), (CARD, 1)))
+    return facts.decide(nodes, facts.job("ns/job", workers, constraints=asks))
 
 
 def test_a_worker_goes_to_the_node_that_has_what_it_requests() -> None:
@@ -106,18 +100,18 @@ def test_a_worker_goes_to_the_node_that_has_what_it_requests() -> None:
 def test_a_job_is_not_admitted_on_nodes_without_it(cards: int, reason: Reason | None) -> None:
     """The GPUs of the plain node would be kept for it in vain."""
     found = planned(node("plain", 8), node("cards", 8, rdma_hca=cards), workers=4)
-    assert [type(action) for action in found.actions] == ([] if reason else [Admit])
+    assert facts.kinds(found) == ([] if reason else [Admit])
     assert found.refusals.get("ns/job") is None or found.refusals["ns/job"].reason is reason
 
 
 def test_what_no_node_names_is_left_to_kube_scheduler() -> None:
-    assert planned(node("plain", 1)).actions == (Admit(job="ns/job", gpu_type="a"),)
+    assert planned(node("plain", 1)).actions == facts.starts("ns/job")
 
 
 def test_a_node_of_which_no_resource_is_known_is_not_limited() -> None:
     """Local machines do not say what they have."""
-    found = planned(Node(name="local", gpu_type="a", allocatable=1), node("cards", 0, rdma_hca=1))
-    assert found.actions == (Admit(job="ns/job", gpu_type="a"),)
+    found = planned(facts.node("local"), node("cards", 0, rdma_hca=1))
+    assert found.actions == facts.starts("ns/job")
 
 
 def attempt(workers: int, cpu: int, *, gpus: int = 1, group: int = 0, kept: tuple[int, ...] = ()) -> Attempt:
@@ -163,9 +157,7 @@ PODS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 8)), max_size=4
 
 
 def pod(number: int, namespace: str, gpus: int) -> Worker:
-    return Worker(
-        name=f"{namespace}/{number}", job=None, role=WorkerRole.FOREIGN, node=None, gpus=gpus, state=WorkerState.PENDING
-    )
+    return facts.foreign(gpus, name=f"{namespace}/{number}")
 
 
 def pinned(number: int, namespace: str) -> Worker:

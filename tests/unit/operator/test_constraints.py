@@ -72,10 +72,8 @@ def test_tolerations(toleration: Toleration, tolerates: bool) -> None:
         (Constraints(affinity=()), False),
         (Constraints(affinity=(Term(),)), False),  # an empty term matches no node
         (Constraints(affinity=(Term(), Term((Requirement("zone", "Exists"),)))), True),  # one of the terms
-        (
-            Constraints(affinity=(Term((Requirement("zone", "Exists"), Requirement("rack", "Exists"))),)),
-            False,
-        ),  # all of it
+        # All of a term.
+        (Constraints(affinity=(Term((Requirement("zone", "Exists"), Requirement("rack", "Exists"))),)), False),
         (Constraints(affinity=(Term(fields=(Requirement("metadata.name", "In", ("n1",)),)),)), True),
         (Constraints(affinity=(Term(fields=(Requirement("metadata.name", "NotIn", ("n1",)),)),)), False),
         (Constraints(affinity=(Term(fields=(Requirement("spec.x", "NotIn", ("n1",)),)),)), False),

@@ -18,60 +18,61 @@ from espalier_operator.kube.settings import DEPARTING, KubeSettings
 from espalier_operator.kube.state.workers import sort_pods
 from espalier_operator.kube.state.workers import workers_of as workers_of_pods
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.model import JobFacts, JobTerms, Node, Reclaim, Snapshot, Stopping, WorkerRole, WorkerState
-from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Replace, Requeue, Stop
+from espalier_operator.model import JobFacts, Node, Reclaim, Snapshot, Stopping, WorkerRole, WorkerState
+from espalier_operator.model.actions import GrantExtra, NoticeReclaim, Replace, Requeue, Stop
 from espalier_operator.planner import plan
-from espalier_operator.policies.fair import FairPolicy
 from operator_world import facts
-from operator_world.facts import workers_of
+from operator_world.facts import (
+    FAIR,
+    NOW,
+    decide,
+    foreign,
+    kinds,
+    node,
+    running_on,
+    starts,
+    workers_of,
+    world,
+)
 from operator_world.kube_objects import kube_job, raw_node, raw_worker
-
-NOW = 1000.0
 
 
 def trains(key: str, extra: int = 0, **changes: Any) -> JobFacts:
     return facts.trains(key, 1, 1 + extra, extra=extra, **{"granted_at": None, "changed_at": None, **changes})
 
 
-GOING = Node(name="going", gpu_type="a", allocatable=4, departing=4, schedulable=False)
-NEW = Node(name="new", gpu_type="a", allocatable=1)
+GOING, NEW, STAYS = node("going", 4, departing=4, schedulable=False), node("new"), node("stays", 4)
 
 
 def test_extra_workers_get_notice_a_base_that_allows_it_moves_and_another_stays() -> None:
     jobs = (trains("ns/lent", extra=2), trains("ns/moves", base_preemptible=True))
-    workers = tuple(worker for job in jobs for worker in workers_of(job, "going"))
-    found = plan(Snapshot(taken_at=NOW, nodes=(GOING,), workers=workers, jobs=jobs), FairPolicy(), NOW)
+    found = decide(GOING, running_on("going", *jobs))
     assert set(found.actions) == {
         NoticeReclaim(job="ns/lent", extra=0, deadline=NOW + 30.0, reason=Reason.GPU_LOST),
         Stop(job="ns/moves", reason=Reason.NODE_DEPARTING, deadline=NOW + 30.0),
     }
 
 
-STAYS = Node(name="stays", gpu_type="a", allocatable=4)
-
-
 def asked_to_leave(jobs: tuple[JobFacts, ...], *roles: WorkerRole) -> Snapshot:
     workers = (worker for job in jobs for worker in workers_of(job, "stays"))
-    asked = tuple(replace(each, asked_to_leave=each.role in roles) for each in workers)
-    return Snapshot(taken_at=NOW, nodes=(STAYS,), workers=asked, jobs=jobs)
+    return world(STAYS, jobs, [replace(each, asked_to_leave=each.role in roles) for each in workers])
 
 
 def test_workers_that_are_asked_to_leave_do_so_with_notice() -> None:
     jobs = (trains("ns/lent", extra=2), trains("ns/moves", base_preemptible=True))
-    found = plan(asked_to_leave(jobs, *WorkerRole), FairPolicy(), NOW)
+    found = plan(asked_to_leave(jobs, *WorkerRole), FAIR, NOW)
     assert set(found.actions) == {
         NoticeReclaim(job="ns/lent", extra=0, deadline=NOW + 30.0, reason=Reason.EVICTION_REQUESTED),
         Stop(job="ns/moves", reason=Reason.EVICTION_REQUESTED, deadline=NOW + 30.0),
     }
-    stopping = replace(
-        jobs[1], leader_running=False, stopping=Stopping(reason=Reason.EVICTION_REQUESTED, deadline=NOW + 30)
-    )
-    again = plan(asked_to_leave((stopping,), WorkerRole.BASE), FairPolicy(), NOW)
+    stopping = Stopping(reason=Reason.EVICTION_REQUESTED, deadline=NOW + 30)
+    stops = replace(jobs[1], leader_running=False, stopping=stopping)
+    again = plan(asked_to_leave((stops,), WorkerRole.BASE), FAIR, NOW)
     assert again.actions == (Requeue(job="ns/moves", reason=Reason.EVICTION_REQUESTED),), "it resumes later"
     seen = asked_to_leave(jobs, *WorkerRole)
     left = tuple(replace(each, state=WorkerState.TERMINATING) for each in seen.workers if each.job == "ns/moves")
     left += tuple(workers_of(jobs[1], "stays"))
-    found = plan(replace(seen, workers=left, jobs=jobs[1:]), FairPolicy(), NOW)
+    found = decide(STAYS, jobs[1:], left)
     assert found.actions == (), "the worker that was asked is on its way; the next one is not asked"
 
 
@@ -85,44 +86,36 @@ def test_as_many_extra_workers_are_given_back_as_are_asked_and_a_base_that_does_
         replace(each, asked_to_leave=True) if each.role is WorkerRole.EXTRA and each.index >= 3 - asked else each
         for each in seen.workers
     )
-    found = plan(replace(seen, workers=tuple(workers)), FairPolicy(), NOW)
+    found = plan(replace(seen, workers=tuple(workers)), FAIR, NOW)
     kept = [(type(action), action.extra) for action in found.actions if isinstance(action, NoticeReclaim)]
     assert kept == [(NoticeReclaim, 3 - asked)] * bool(asked)
     assert len(found.actions) == len(kept)
 
 
-def test_one_with_extra_workers_there_moves_at_once_and_gets_no_notice_before() -> None:
-    both = trains("ns/both", extra=1, base_preemptible=True)
-    seen = Snapshot(taken_at=NOW, nodes=(GOING,), workers=tuple(workers_of(both, "going")), jobs=(both,))
-    assert [type(action) for action in plan(seen, FairPolicy(), NOW).actions] == [Stop]
-    stopping = replace(both, stopping=Stopping(reason=Reason.NODE_DEPARTING, deadline=NOW + 30))
-    assert plan(replace(seen, jobs=(stopping,)), FairPolicy(), NOW).actions == ()
-    ended = replace(stopping, leader_running=False)
-    assert plan(replace(seen, jobs=(ended,)), FairPolicy(), NOW).actions[0].reason is Reason.NODE_DEPARTING
+BOTH = trains("ns/both", extra=1, base_preemptible=True)
 
 
-def test_one_that_moves_has_time_for_a_checkpoint_though_it_lacks_a_gpu() -> None:
-    hurt = trains("ns/hurt", base_preemptible=True)
-    hurt = replace(hurt, terms=replace(hurt.terms, min_replicas=2, max_replicas=2))
-    seen = Snapshot(taken_at=NOW, nodes=(GOING,), workers=tuple(workers_of(hurt, "going")), jobs=(hurt,))
-    assert [type(action) for action in plan(seen, FairPolicy(), NOW).actions] == [Stop]
+@pytest.mark.parametrize(
+    "moves",
+    [
+        BOTH,
+        replace(BOTH, reclaim=Reclaim(extra=0, deadline=NOW + 20, reason=Reason.NEEDED_BY_OTHER_JOB)),
+        facts.trains("ns/hurt", 2, base_preemptible=True),
+    ],
+    ids=["with extra workers there", "that has notice already", "that lacks a GPU"],
+)
+def test_one_moves_at_once_with_time_for_a_checkpoint(moves: JobFacts) -> None:
+    """And gets no notice before."""
+    workers = workers_of(moves, "going")
+    assert kinds(decide(GOING, moves, workers[: 1 + moves.extra])) == [Stop]
+    stopping = replace(moves, stopping=Stopping(reason=Reason.NODE_DEPARTING, deadline=NOW + 30))
+    assert decide(GOING, stopping, workers).actions == ()
+    (requeue,) = decide(GOING, replace(stopping, leader_running=False), workers).actions
+    assert requeue.reason is Reason.NODE_DEPARTING
 
 
-def test_one_that_has_notice_already_moves_too() -> None:
-    asked = Reclaim(extra=0, deadline=NOW + 20, reason=Reason.NEEDED_BY_OTHER_JOB)
-    both = replace(trains("ns/both", extra=1, base_preemptible=True), reclaim=asked)
-    seen = Snapshot(taken_at=NOW, nodes=(GOING,), workers=tuple(workers_of(both, "going")), jobs=(both,))
-    assert [type(action) for action in plan(seen, FairPolicy(), NOW).actions] == [Stop]
-
-
-def test_nothing_new_is_placed_there() -> None:
-    job = JobFacts(
-        key="ns/a", terms=JobTerms(min_replicas=1, max_replicas=4, time_budget_seconds=9.0), submitted_at=0.0
-    )
-    tolerated = replace(GOING, schedulable=True)
-    found = plan(Snapshot(taken_at=NOW, nodes=(tolerated, NEW), jobs=(job,)), FairPolicy(), NOW)
-    assert [action for action in found.actions if isinstance(action, Admit)]
-    assert found.placements["ns/a"].base == {0: "new"}
+def taint(key: str, effect: str = "NoSchedule", value: str = "") -> dict[str, str]:
+    return {"key": key, "effect": effect, "value": value}
 
 
 @pytest.mark.parametrize(
@@ -130,23 +123,11 @@ def test_nothing_new_is_placed_there() -> None:
     [
         ({}, 0),
         ({"spec": {"unschedulable": True}}, 4),
-        ({"spec": {"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule", "value": "1"}]}}, 4),
-        ({"spec": {"taints": [{"key": "aws-node-termination-handler/spot-itn", "effect": "PreferNoSchedule"}]}}, 4),
-        ({"spec": {"taints": [{"key": "dedicated", "effect": "NoSchedule"}]}}, 0),
-        (
-            {
-                "spec": {
-                    "taints": [
-                        {"key": "going", "value": "yes", "effect": effect} for effect in ("NoSchedule", "NoExecute")
-                    ]
-                }
-            },
-            4,
-        ),
-        (
-            {"spec": {"taints": [{"key": "going", "value": value, "effect": "NoSchedule"} for value in ("yes", "no")]}},
-            4,
-        ),
+        ({"spec": {"taints": [taint("ToBeDeletedByClusterAutoscaler", value="1")]}}, 4),
+        ({"spec": {"taints": [taint("aws-node-termination-handler/spot-itn", "PreferNoSchedule")]}}, 4),
+        ({"spec": {"taints": [taint("dedicated")]}}, 0),
+        ({"spec": {"taints": [taint("going", effect, "yes") for effect in ("NoSchedule", "NoExecute")]}}, 4),
+        ({"spec": {"taints": [taint("going", value=value) for value in ("yes", "no")]}}, 4),
         ({"metadata": {"labels": {"cloud.google.com/active-node-maintenance": "ONGOING"}}}, 4),
         ({"metadata": {"labels": {"cloud.google.com/active-node-maintenance": "PENDING"}}}, 0),
         ({"conditions": [{"type": "PreemptScheduled", "status": "True"}]}, 4),
@@ -192,55 +173,45 @@ def test_a_type_names_its_resource_and_its_label(resource: str, label: str) -> N
 
 def restarting(gpus: int = 0, ago: float = 5.0, **change: Any) -> Node:
     """Return a node that had four GPUs until its device plugin ended."""
-    return replace(Node(name="n", gpu_type="a", allocatable=gpus, fell=((NOW - ago, 4),)), **change)
+    return node("n", gpus, **{"fell": ((NOW - ago, 4),), **change})
 
 
-def lent_on(node: Node) -> Snapshot:
-    job = trains("ns/lent", extra=2)
-    return Snapshot(taken_at=NOW, nodes=(node,), workers=tuple(workers_of(job, "n")), jobs=(job,))
+LENT = running_on("n", trains("ns/lent", extra=2))
 
 
 def test_a_device_plugin_that_restarts_takes_nothing_and_gpus_that_stay_away_for_a_minute_are_lost() -> None:
-    found = plan(lent_on(restarting()), FairPolicy(), NOW)
+    found = decide(restarting(), LENT)
     assert (found.actions, found.wake_at) == ((), NOW + 55.0)
-    assert plan(lent_on(restarting()), FairPolicy(), NOW + 55.0).actions == (
+    assert decide(restarting(), LENT, now=NOW + 55.0).actions == (
         NoticeReclaim(job="ns/lent", extra=0, deadline=NOW + 85.0, reason=Reason.GPU_LOST),
     )
 
 
 def test_gpus_that_were_lost_before_a_dip_are_lost() -> None:
-    node = restarting(fell=((NOW - 5.0, 2),))
-    found = plan(lent_on(node), FairPolicy(), NOW)
+    found = decide(restarting(fell=((NOW - 5.0, 2),)), LENT)
     assert [action.extra for action in found.actions if isinstance(action, NoticeReclaim)] == [1]
 
 
 def test_a_node_that_is_about_to_go_is_left_at_once_whatever_its_gpus_do() -> None:
-    found = plan(lent_on(restarting(departing=1, schedulable=False)), FairPolicy(), NOW)
-    assert [type(action) for action in found.actions] == [NoticeReclaim]
+    assert kinds(decide(restarting(departing=1, schedulable=False), LENT)) == [NoticeReclaim]
 
 
 def test_a_worker_that_is_to_be_made_again_waits_for_gpus_that_may_return() -> None:
     """The others of its job run on: the whole job would wait again."""
-    job = replace(trains("ns/a"), leader_running=False, training=False)
-    job = replace(job, terms=replace(job.terms, min_replicas=2, max_replicas=2))
-    other = replace(workers_of(job, "n")[0], index=1)
-    seen = Snapshot(taken_at=NOW, nodes=(restarting(),), workers=(other,), jobs=(job,))
-    assert plan(seen, FairPolicy(), NOW).actions == ()
-    assert [type(action) for action in plan(seen, FairPolicy(), NOW + 60.0).actions] == [Requeue]
+    job = facts.trains("ns/a", 2, leader_running=False, training=False)
+    other = workers_of(job, "n")[1]
+    assert decide(restarting(), job, other).actions == ()
+    assert kinds(decide(restarting(), job, other, now=NOW + 60.0)) == [Requeue]
 
 
 def test_a_worker_whose_node_others_have_filled_does_not_wait_there_for_gpus_that_may_return_elsewhere() -> None:
     """It is not made again before they do; if others hold them, there are none to wait for."""
-    job = replace(trains("ns/a"), leader_running=False, training=False)
-    waits = replace(workers_of(job, "full")[0], node=None, pinned_to="full", state=WorkerState.PENDING)
-    taken, held = (replace(waits, name=name, job=None, role=WorkerRole.FOREIGN, pinned_to=None) for name in ("x", "y"))
-    nodes = restarting(), Node(name="full", gpu_type="a", allocatable=1)
-    seen = Snapshot(taken_at=NOW, nodes=nodes, workers=(waits, replace(taken, node="full")), jobs=(job,))
-    found = plan(seen, FairPolicy(), NOW)
+    job, waits = trains("ns/a", leader_running=False, training=False), facts.worker("ns/a", pinned_to="full")
+    given = restarting(), node("full"), job, waits, foreign(1, "full")
+    found = decide(*given)
     assert found.actions == (Replace(job="ns/a", workers=(0,), pinned=True, reason=Reason.GPU_LOST),)
     assert not found.placements
-    in_use = replace(seen, workers=(*seen.workers, replace(held, node="n", gpus=4)))
-    assert [type(action) for action in plan(in_use, FairPolicy(), NOW).actions] == [Requeue]
+    assert kinds(decide(*given, foreign(4, "n"))) == [Requeue]
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 50.0), st.integers(0, 4)), max_size=8))
@@ -294,9 +265,7 @@ def test_the_worker_whose_gpu_has_failed_goes_first() -> None:
             for job in jobs
             for worker in workers_of(job, "n")
         ]
-        node = Node(name="n", gpu_type="a", allocatable=3)
-        seen = Snapshot(taken_at=NOW, nodes=(node,), workers=tuple(workers), jobs=tuple(jobs))
-        assert [action.job for action in plan(seen, FairPolicy(), NOW).actions] == [broken.key]
+        assert [action.job for action in decide(node("n", 3), jobs, workers).actions] == [broken.key]
 
 
 def test_the_kubelet_tells_which_pod_has_a_gpu_that_has_failed() -> None:
@@ -322,11 +291,8 @@ def test_nothing_is_lent_on_a_node_that_an_autoscaler_finds_unneeded_and_base_wo
     taint = {"key": "DeletionCandidateOfClusterAutoscaler", "value": "1", "effect": "PreferNoSchedule"}
     idle = parse_node({**raw, "spec": {"taints": [taint]}}, KubeSettings())
     assert (idle.unneeded, idle.is_leaving, parse_node(raw, KubeSettings()).unneeded) == (True, False, False)
-    job = replace(trains("ns/one"), terms=JobTerms(min_replicas=1, max_replicas=3, time_budget_seconds=500.0))
-    waits = JobFacts(key="ns/new", terms=replace(job.terms, max_replicas=1), submitted_at=1.0)
-    seen = Snapshot(taken_at=NOW, nodes=(NEW, idle), workers=tuple(workers_of(job, "new")), jobs=(job,))
-    assert plan(seen, FairPolicy(), NOW).actions == ()
-    (started,) = plan(replace(seen, jobs=(job, waits)), FairPolicy(), NOW).actions
-    assert started == Admit(job="ns/new", gpu_type="a")
-    needed = plan(replace(seen, nodes=(NEW, replace(idle, unneeded=False))), FairPolicy(), NOW)
+    given = NEW, running_on("new", facts.trains("ns/one", 1, 3))
+    assert decide(*given, idle).actions == ()
+    assert decide(*given, idle, facts.job("ns/new", 1, at=1.0)).actions == starts("ns/new")
+    needed = decide(*given, replace(idle, unneeded=False))
     assert needed.actions == (GrantExtra(job="ns/one", extra=2),)

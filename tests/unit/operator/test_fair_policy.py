@@ -67,8 +67,7 @@ class Hours:
     def pass_time(self, seconds: float) -> None:
         for _ in range(round(seconds / TICK)):
             self.tick()
-            for step in (self.cluster.bury, self.cluster.reveal, self.cluster.bind, self.cluster.start_leaders):
-                step()
+            self.cluster.catch_up()
             for key in self.cluster.jobs.keys() - self.stubborn:
                 self.cluster.acknowledge(key)
             self.cluster.pass_time(TICK)

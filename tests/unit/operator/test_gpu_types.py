@@ -41,6 +41,14 @@ def world(**jobs: JobFacts) -> Cluster:
     return cluster
 
 
+def pass_time(cluster: Cluster) -> None:
+    """Let half a minute pass, in which leaders that are to stop do so."""
+    for key, each in list(cluster.jobs.items()):
+        if each.stopping is not None:
+            cluster.change(key, leader_running=False, training=False)
+    cluster.pass_time(30.0)
+
+
 # ---- speeds
 
 
@@ -233,10 +241,7 @@ def test_jobs_change_places_once_it_is_measured_that_they_gain_by_it(policy: str
     stopped = Counter[str]()
     for _ in range(60):
         stopped.update(action.job for action in step(cluster, policy) if isinstance(action, Stop))
-        for key, each in cluster.jobs.items():
-            if each.stopping is not None:
-                cluster.change(key, leader_running=False, training=False)
-        cluster.pass_time(30.0)
+        pass_time(cluster)
     assert on(cluster) == {"gains": "fast", "same": "slow"}
     assert stopped == {"gains": 1, "same": 1}, "and they stay there"
 
@@ -389,10 +394,7 @@ def test_jobs_take_turns_on_two_types_and_all_get_on() -> None:
                 started[action.job] = cluster.now
             if isinstance(action, Stop):
                 assert cluster.now - started[action.job] >= cluster.jobs[action.job].terms.min_runtime_seconds
-        for key, each in cluster.jobs.items():
-            if each.stopping is not None:
-                cluster.change(key, leader_running=False, training=False)
-        cluster.pass_time(30.0)
+        pass_time(cluster)
     used = [each.used_seconds for each in cluster.jobs.values()]
     assert sum(used) >= (1 - 2 * 30 / LEASE_SECONDS) * 2 * 360 * 30.0, "GPUs are idle only while jobs change"
     assert min(used) >= 0.7 * sum(used) / 4

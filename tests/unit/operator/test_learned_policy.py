@@ -217,17 +217,13 @@ async def _fails(view: View) -> PolicyAnswer:
         (_fails, QuestionOutcome.FAILED, "its policy file failed: ZeroDivisionError: by 0"),
     ],
 )
-def test_without_an_answer_jobs_start_as_under_fair(
+async def test_without_an_answer_jobs_start_as_under_fair(
     ask: Any, outcome: QuestionOutcome, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend, policy, seen = ClusterBackend(two_jobs()), LearnedPolicy(wait=0.05), Seen()
-
-    async def story() -> None:
-        loop = SchedulerLoop(backend, policy, ScaledClock(), asking=Asking(policy, ask, seen))
-        await loop.tick()
-        await loop.tick()
-
-    asyncio.run(story())
+    loop = SchedulerLoop(backend, policy, ScaledClock(), asking=Asking(policy, ask, seen))
+    await loop.tick()
+    await loop.tick()
     assert seen.outcomes == [outcome], "once: the next question is due some seconds later"
     assert {action.job for action in backend.plans[0].actions} == {"ns/a", "ns/b"}
     assert backend.plans[0].fallback == why

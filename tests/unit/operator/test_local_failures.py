@@ -24,6 +24,12 @@ from waiting import until
 
 pytestmark = pytest.mark.slow
 
+
+def of_container(*command):
+    """A template whose container runs this command."""
+    return {"spec": {"containers": [{"command": command, "resources": {"limits": {"nvidia.com/gpu": 1}}}]}}
+
+
 ONE_RUN = """
 import asyncio, sys
 from pathlib import Path
@@ -81,9 +87,8 @@ def test_a_failed_job_without_a_checkpoint_begins_again_with_its_whole_budget(lo
 
 
 def test_a_cause_that_a_program_has_printed_is_reported_and_the_report_of_others_is_not(local_run, job_of):
-    code = "import sys; print('hello'); [][1]"
-    container = {"command": [sys.executable, "-c", code], "resources": {"limits": {"nvidia.com/gpu": 1}}}
-    story = local_run([job_of("one", backoffLimit=1, template={"spec": {"containers": [container]}})])
+    fails = of_container(sys.executable, "-c", "import sys; print('hello'); [][1]")
+    story = local_run([job_of("one", backoffLimit=1, template=fails)])
     outcome = story.outcomes["one"]
     cause = "exit code 1: IndexError: list index out of range"
     assert (outcome.reason, outcome.message) == (Reason.CRASH_LOOP, f"2 failures, backoffLimit 1; the last: {cause}")
@@ -91,8 +96,7 @@ def test_a_cause_that_a_program_has_printed_is_reported_and_the_report_of_others
 
 
 def test_a_command_that_does_not_exist_fails_with_its_name(local_run, job_of):
-    container = {"command": ["/no/such/trainer"], "resources": {"limits": {"nvidia.com/gpu": 1}}}
-    story = local_run([job_of("one", template={"spec": {"containers": [container]}})])
+    story = local_run([job_of("one", template=of_container("/no/such/trainer"))])
     assert story.outcomes["one"].reason is Reason.TRAINER_FAILED
     assert "/no/such/trainer" in story.outcomes["one"].message
 
@@ -117,7 +121,6 @@ def test_a_hang_says_since_when_and_does_not_use_up_the_rest_of_the_budget(local
 
     quick = {"grace_wall_seconds": 0.2, "stop_wall_seconds": 0.2}
     first = local_run([job_of("one", timeBudgetSeconds=5)], hang, **quick).outcomes["one"]
-    assert first.report is not None
     when = f"after {first.report.used_seconds:.3g} s of 5 s, is of step {first.report.step} (Training)"
     assert (first.phase, first.reason) == (JobPhase.FAILED, Reason.BUDGET_ENFORCED)
     assert first.message == f"its trainer did not report its end; the last report, {when}"
@@ -135,16 +138,9 @@ while :; do sleep 0.02; done
 
 
 def test_a_worker_that_does_not_end_is_ended_when_the_run_says_so(local_run, job_of, tmp_path):
-    job = job_of("one", maxReplicas=2, training={"elasticBatch": "keepGlobal"})
-    assert job.spec.template is not None
-    container = job.spec.template.spec.containers[0]
-    command = ("bash", "-c", STUBBORN, str(tmp_path), *container.command)
-    job = job_of(
-        "one",
-        maxReplicas=2,
-        training={"elasticBatch": "keepGlobal"},
-        template={"spec": {"containers": [{"command": command, "resources": {"limits": {"nvidia.com/gpu": 1}}}]}},
-    )
+    trainer = job_of("one").spec.template.spec.containers[0].command
+    template = of_container("bash", "-c", STUBBORN, str(tmp_path), *trainer)
+    job = job_of("one", maxReplicas=2, training={"elasticBatch": "keepGlobal"}, template=template)
     local_run([job], gpus=2, stop_wall_seconds=2.0)
     assert (tmp_path / "asked").exists(), "it was killed without having been asked"
 

@@ -18,6 +18,11 @@ from espalier_operator.local.files import HISTORY_FILE
 pytestmark = pytest.mark.slow
 
 
+GRANTED = (1, Direction.UP, Reason.GPUS_GRANTED)
+LENT = (2, Direction.UP, Reason.EXTRA_GPUS_GRANTED)
+LOST = (1, Direction.DOWN, Reason.GPU_LOST)
+
+
 def changes(story, job):
     """Return (replicas, direction, reason) of each allocation."""
     return [
@@ -46,10 +51,7 @@ def test_a_gpu_that_arrives_is_lent_and_acknowledged(local_run, job_of):
         lambda story: acknowledged(story, "one", 2),
         changes=(GpuChange(at_seconds=0.5, change=1),),
     )
-    assert changes(story, "one") == [
-        (1, Direction.UP, Reason.GPUS_GRANTED),
-        (2, Direction.UP, Reason.EXTRA_GPUS_GRANTED),
-    ]
+    assert changes(story, "one") == [GRANTED, LENT]
     arrival, lent = story.told("one", GPUsChanged)[0], story.told("one", AllocationChanged)[1]
     assert arrival.used_seconds >= 0.4, "start-up must not eat the timeline"
     assert lent.used_seconds >= arrival.used_seconds
@@ -70,17 +72,10 @@ def test_a_second_job_gets_the_lent_gpu_after_notice_and_acknowledgement(local_r
         gpus=2,
         submit_at={"second": 0.7},
     )
-    assert changes(story, "first")[:3] == [
-        (1, Direction.UP, Reason.GPUS_GRANTED),
-        (2, Direction.UP, Reason.EXTRA_GPUS_GRANTED),
-        (1, Direction.DOWN, Reason.NEEDED_BY_OTHER_JOB),
-    ]
+    assert changes(story, "first")[:3] == [GRANTED, LENT, (1, Direction.DOWN, Reason.NEEDED_BY_OTHER_JOB)]
     notice = story.told("first", AllocationChanged)[2]
-    answer = next(
-        event
-        for event in story.told("first", AllocationAcknowledged)
-        if event.generation == notice.allocation.generation
-    )
+    answers = {event.generation: event for event in story.told("first", AllocationAcknowledged)}
+    answer = answers[notice.allocation.generation]
     granted = story.told("second", AllocationChanged)[0]
     assert answer.time <= granted.time < notice.allocation.deadline
     assert story.outcomes["first"].preemptions == 0
@@ -94,7 +89,7 @@ def test_an_announced_departure_is_a_reclaim_with_the_departure_as_deadline(loca
         gpus=2,
         changes=(GpuChange(at_seconds=5, change=-1, notice_seconds=4),),
     )
-    assert changes(story, "one")[2] == (1, Direction.DOWN, Reason.GPU_LOST)
+    assert changes(story, "one")[2] == LOST
     notice, gone = story.told("one", AllocationChanged)[2], story.told("one", GPUsChanged)[0]
     assert notice.allocation.deadline is not None
     assert notice.time < min(gone.time, notice.allocation.deadline)
@@ -108,11 +103,8 @@ def test_a_job_whose_base_gpu_is_gone_waits_again_with_its_budget_kept(local_run
         gpus=3,
         changes=(GpuChange(at_seconds=3, change=-2),),  # when both have begun, also where processes start slowly
     )
-    assert changes(story, "high")[1:] == [
-        (2, Direction.UP, Reason.EXTRA_GPUS_GRANTED),
-        (1, Direction.DOWN, Reason.GPU_LOST),
-    ]
-    assert changes(story, "low")[1:] == [(0, Direction.DOWN, Reason.GPU_LOST), (1, Direction.UP, Reason.GPUS_GRANTED)]
+    assert changes(story, "high")[1:] == [LENT, LOST]
+    assert changes(story, "low")[1:] == [(0, Direction.DOWN, Reason.GPU_LOST), GRANTED]
     assert {o.reason for o in story.outcomes.values()} == {Reason.BUDGET_EXHAUSTED}
     assert story.outcomes["low"].used_seconds >= 3.3
     assert (story.outcomes["high"].restarts, story.outcomes["low"].failures) == (0, 0)

@@ -190,7 +190,6 @@ def test_a_leader_that_is_killed_with_its_gpu_has_not_failed_by_itself(tmp_path,
     """Also where nobody looks between the loss of the GPU and the end of the process."""
     leading = LeaderProcess(tmp_path)
     leading.start(["sh", "-c", "exit 3" if ended_before else "sleep 60"], {}, attempt=0, now=0.0)
-    assert leading.process is not None
     if ended_before:
         os.waitid(os.P_PID, leading.process.pid, os.WEXITED | os.WNOWAIT)
     leading.lose(Reason.GPU_LOST)
@@ -315,29 +314,25 @@ def test_what_did_not_fit_on_the_disk_leaves_no_half_line(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of files and processes")
-def test_a_run_is_woken_by_files_that_are_written_and_by_ends_of_processes(tmp_path):
+async def test_a_run_is_woken_by_files_that_are_written_and_by_ends_of_processes(tmp_path):
     report = tmp_path / "report.json"
-
-    async def wait() -> None:
-        news = asyncio.Event()
-        with told_of([tmp_path], ["report.json"], news.set) as told:
-            assert told
-            for happen in (
-                lambda: report.write_text("{}"),
-                lambda: write_text_atomically(report, "[]"),
-                lambda: subprocess.Popen(["true"]).wait(),
-            ):
-                news.clear()
-                happen()
-                async with asyncio.timeout(PATIENCE):
-                    await news.wait()
+    news = asyncio.Event()
+    with told_of([tmp_path], ["report.json"], news.set) as told:
+        assert told
+        for happen in (
+            lambda: report.write_text("{}"),
+            lambda: write_text_atomically(report, "[]"),
+            lambda: subprocess.Popen(["true"]).wait(),
+        ):
             news.clear()
-            (tmp_path / "state.json").write_text("{}")
-            for _ in range(3):  # the kernel has told of it already
-                await asyncio.sleep(0)
-            assert not news.is_set()
-
-    asyncio.run(wait())
+            happen()
+            async with asyncio.timeout(PATIENCE):
+                await news.wait()
+        news.clear()
+        (tmp_path / "state.json").write_text("{}")
+        for _ in range(3):  # the kernel has told of it already
+            await asyncio.sleep(0)
+        assert not news.is_set()
 
 
 def test_a_run_in_another_thread_is_not_woken_by_its_processes(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -72,42 +73,40 @@ def loop_over(backend, **settings):
     return SchedulerLoop(backend, FairPolicy(), ScaledClock(), debounce_seconds=0.01, **settings)
 
 
-def test_a_tick_applies_the_plan_and_the_next_finds_nothing(backend):
-    async def story():
-        loop = loop_over(backend)
-        assert loop.last_tick_age() is None
-        await loop.tick()
-        await loop.tick()
-        assert loop.last_tick_age() < 1
+@asynccontextmanager
+async def running(loop):
+    """Let the loop run meanwhile."""
+    task = asyncio.create_task(loop.run())
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(story())
+
+async def test_a_tick_applies_the_plan_and_the_next_finds_nothing(backend):
+    loop = loop_over(backend)
+    assert loop.last_tick_age() is None
+    await loop.tick()
+    await loop.tick()
+    assert loop.last_tick_age() < 1
     assert backend.applied == [Admit(job="ns/one", gpu_type="a")]
     assert [len(plan.actions) for plan in backend.plans] == [1, 0]
 
 
-def test_a_world_that_cannot_be_seen_is_not_taken_for_an_empty_one(backend):
+async def test_a_world_that_cannot_be_seen_is_not_taken_for_an_empty_one(backend):
     backend.blind = 1
-
-    async def story():
-        loop = loop_over(backend)
-        assert await loop.tick() == 1.0
-        assert loop.last_tick_age() is None
-        assert backend.plans == []
-        await loop.tick()
-
-    asyncio.run(story())
+    loop = loop_over(backend)
+    assert await loop.tick() == 1.0
+    assert loop.last_tick_age() is None
+    assert backend.plans == []
+    await loop.tick()
     assert backend.applied == [Admit(job="ns/one", gpu_type="a")]
 
 
-def test_an_action_that_failed_is_planned_again(backend):
+async def test_an_action_that_failed_is_planned_again(backend):
     backend.stiff = 1
-
-    async def story():
-        loop = loop_over(backend)
-        assert await loop.tick() == 1.0, "soon, but not at once"
-        await loop.tick()
-
-    asyncio.run(story())
+    loop = loop_over(backend)
+    assert await loop.tick() == 1.0, "soon, but not at once"
+    await loop.tick()
     assert len(backend.applied) == 1
 
 
@@ -152,15 +151,13 @@ def test_a_policy_that_raises_is_replaced_until_it_decides_again(backend, caplog
 def test_a_burst_of_changes_is_one_tick(backend):
     async def story():
         loop = loop_over(backend)
-        task = asyncio.create_task(loop.run())
-        await asyncio.sleep(1)
-        before = backend.seen
-        for _ in range(50):
-            loop.wake()
-        await asyncio.sleep(1)
-        assert backend.seen == before + 1
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with running(loop):
+            await asyncio.sleep(1)
+            before = backend.seen
+            for _ in range(50):
+                loop.wake()
+            await asyncio.sleep(1)
+            assert backend.seen == before + 1
 
     virtual_time.run(story())
 
@@ -175,19 +172,17 @@ def test_news_is_planned_with_as_soon_as_the_backend_says(backend, within, ticks
             return within
 
         loop = loop_over(backend, sync_figures=sync_figures)
-        task = asyncio.create_task(loop.run())
-        await asyncio.sleep(1)
-        begun, found = backend.seen, []
-        loop.notice()
-        for seconds in (0.2, 0.6):
-            await asyncio.sleep(seconds)
-            found.append(backend.seen - begun)
-        loop.notice()
-        loop.wake()
-        await asyncio.sleep(0.1)
-        assert backend.seen == begun + found[-1] + 1, "a wake-up needs no glance to be urgent"
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with running(loop):
+            await asyncio.sleep(1)
+            begun, found = backend.seen, []
+            loop.notice()
+            for seconds in (0.2, 0.6):
+                await asyncio.sleep(seconds)
+                found.append(backend.seen - begun)
+            loop.notice()
+            loop.wake()
+            await asyncio.sleep(0.1)
+            assert backend.seen == begun + found[-1] + 1, "a wake-up needs no glance to be urgent"
         return found, len(glances)
 
     found, glances = virtual_time.run(story())
@@ -209,22 +204,17 @@ def test_time_alone_wakes_the_loop(backend):
 
         ticking = Ticking(cluster=backend.cluster)
         loop = SchedulerLoop(ticking, FairPolicy(), LoopClock(), debounce_seconds=0.01)
-        task = asyncio.create_task(loop.run())
-        await asyncio.sleep(20)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with running(loop):
+            await asyncio.sleep(20)
         return [type(action).__name__ for action in ticking.applied]
 
     assert virtual_time.run(story()) == ["Admit", "Fail"]
 
 
-def test_a_bug_is_not_swallowed(backend):
-    async def story():
-        backend.cluster.jobs["ns/one"] = None
-        await loop_over(backend).tick()
-
+async def test_a_bug_is_not_swallowed(backend):
+    backend.cluster.jobs["ns/one"] = None
     with pytest.raises(AttributeError):
-        asyncio.run(story())
+        await loop_over(backend).tick()
 
 
 T0 = 1_800_000_000.0

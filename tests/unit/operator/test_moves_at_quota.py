@@ -147,14 +147,9 @@ def watched(cluster: Cluster, policy: Cycles, types: Mapping[str, str | None]) -
         snapshot = cluster.snapshot()
         planned = plan(snapshot, policy, cluster.now)
         check(snapshot, planned, cluster.now, preempts=True, types=types)
-        cluster.place(planned)
-        for action in planned.actions:
-            cluster.apply(action)
+        cluster.carry_out(planned)
         within_quotas(cluster)
-        cluster.bury()
-        cluster.reveal()
-        cluster.bind()
-        cluster.start_leaders()
+        cluster.catch_up()
         found.append([*planned.actions])
         for key, each in list(cluster.jobs.items()):
             if each.stopping is not None and each.leader_running and (len(found) + len(key)) % 2:

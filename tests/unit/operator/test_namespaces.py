@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +15,6 @@ from espalier_core.types.reasons import Reason
 from espalier_operator.model import (
     JobFacts,
     NamespaceLimit,
-    Node,
     Promise,
     Reclaim,
     Rules,
@@ -21,16 +22,14 @@ from espalier_operator.model import (
     Worker,
     WorkerState,
 )
-from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Plan, Requeue, Stop
+from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Plan, Requeue
 from espalier_operator.model.constraints import Constraints
 from espalier_operator.model.constraints import NodeSelectorRequirement as Requirement
 from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
-from espalier_operator.policies.fair import FairPolicy
 from operator_world import facts
-from operator_world.facts import workers_of
+from operator_world.facts import FAIR, NOW, decide, kinds, node, running_on, starts, worker, workers_of, world
 
-NOW = 1000.0
 GPU = "nvidia.com/gpu"
 
 
@@ -46,40 +45,33 @@ def limit(resource: str, hard: int, used: int = 0, namespace: str = "team") -> N
     return NamespaceLimit(namespace=namespace, quota="q", resource=resource, hard=hard, used=used)
 
 
-def planned(*jobs: JobFacts, limits: tuple[NamespaceLimit, ...], gpus: int = 16) -> Plan:
-    node = Node(name="n", gpu_type="a", allocatable=gpus)
-    workers = tuple(worker for each in jobs if each.admitted_at is not None for worker in workers_of(each))
-    return plan(
-        Snapshot(taken_at=NOW, nodes=(node,), workers=workers, jobs=jobs, namespace_limits=limits), FairPolicy(), NOW
-    )
+def planned(*jobs: JobFacts, limits: Iterable[NamespaceLimit], gpus: int = 16) -> Plan:
+    """The plan for jobs on one node."""
+    runs = [each for each in jobs if each.admitted_at is not None]
+    return decide({"n": gpus}, running_on("n", *runs), [each for each in jobs if each not in runs], tuple(limits))
 
 
 @pytest.mark.parametrize("limits", [(limit(GPU, 3),), (limit("cpu", 30),), (limit("pods", 5, used=2),)])
 def test_a_job_waits_for_the_quota_of_its_namespace_and_others_go_on(limits: tuple[NamespaceLimit, ...]) -> None:
     found = planned(job("team/a", low=2, cpu=10), job("team/b", low=2, cpu=10), job("else/c", low=2), limits=limits)
-    assert [action.job for action in found.actions if isinstance(action, Admit)] == ["else/c", "team/a"]
+    assert found.actions == starts("else/c", "team/a")
     assert found.refusals["team/b"].reason is Reason.RESOURCE_QUOTA_EXCEEDED
 
 
 def test_a_smaller_job_does_not_pass_one_that_waits_for_the_same_quota() -> None:
-    jobs = (job("team/r", low=2, high=2, extra=0), job("team/a", low=4), job("team/b", submitted_at=1.0))
+    jobs = (job("team/r", low=2, high=2, extra=0), job("team/a", low=4), job("team/b", at=1.0))
     found = planned(*jobs, limits=(limit(GPU, 4, used=2),))
     assert found.actions == ()
     assert {found.refusals[key].reason for key in ("team/a", "team/b")} == {Reason.RESOURCE_QUOTA_EXCEEDED}
 
 
-def test_a_job_that_waits_for_pods_of_others_to_leave_the_quota_holds_nobody_back() -> None:
+@pytest.mark.parametrize(("low", "used"), [(4, 2), (5, 0)])
+def test_a_job_that_waits_for_pods_of_others_to_leave_the_quota_or_never_fits_holds_nobody_back(
+    low: int, used: int
+) -> None:
     """They may stay for ever, as a notebook does."""
-    jobs = (job("team/a", low=4), job("team/b", submitted_at=1.0))
-    found = planned(*jobs, limits=(limit(GPU, 4, used=2),))
-    assert found.actions == (Admit(job="team/b", gpu_type="a"),)
-    assert found.refusals["team/a"].reason is Reason.RESOURCE_QUOTA_EXCEEDED
-
-
-def test_a_job_that_could_never_fit_into_the_quota_holds_nobody_back() -> None:
-    jobs = (job("team/a", low=5), job("team/b", submitted_at=1.0))
-    found = planned(*jobs, limits=(limit(GPU, 4),))
-    assert [action.job for action in found.actions] == ["team/b"]
+    found = planned(job("team/a", low=low), job("team/b", at=1.0), limits=(limit(GPU, 4, used=used),))
+    assert found.actions == starts("team/b")
     assert found.refusals["team/a"].reason is Reason.RESOURCE_QUOTA_EXCEEDED
 
 
@@ -93,10 +85,9 @@ def test_extra_workers_are_not_lent_beyond_the_quota() -> None:
 
 def test_pods_that_are_still_to_be_made_count() -> None:
     """The job was admitted just now; the API server has counted nothing yet."""
-    fresh = replace(job("team/a", low=3), admitted_at=NOW, gpu_type="a")
-    node = Node(name="n", gpu_type="a", allocatable=16)
-    seen = Snapshot(taken_at=NOW, nodes=(node,), jobs=(fresh, job("team/b", low=2)), namespace_limits=(limit(GPU, 4),))
-    assert plan(seen, FairPolicy(), NOW).refusals["team/b"].reason is Reason.RESOURCE_QUOTA_EXCEEDED
+    fresh = job("team/a", low=3, admitted_at=NOW, gpu_type="a")
+    found = decide({"n": 16}, fresh, job("team/b", low=2), limit(GPU, 4))
+    assert found.refusals["team/b"].reason is Reason.RESOURCE_QUOTA_EXCEEDED
 
 
 def test_pods_count_that_the_quota_has_not_counted_yet() -> None:
@@ -115,18 +106,12 @@ def test_what_is_lent_in_the_namespace_is_reclaimed_for_base_workers() -> None:
 def test_a_notice_alone_frees_nothing_of_extra_workers_that_are_not_seen_yet() -> None:
     """Their pods may have been made: the job that waits for their quota starts once they are released."""
     waits, holder = job("team/a", low=2), job("team/b", high=2, extra=1, changed_at=NOW - 9)
-    snapshot = Snapshot(
-        taken_at=NOW,
-        nodes=(Node(name="n", gpu_type="a", allocatable=9),),
-        workers=tuple(workers_of(holder)[:1]),
-        promises=(Promise(job="team/b", extra=1, expires_at=NOW + 9),),
-        jobs=(waits, holder),
-        namespace_limits=(limit(GPU, 3, used=1),),
-    )
-    (notice,) = plan(snapshot, FairPolicy(), NOW).actions
+    promise = Promise(job="team/b", extra=1, expires_at=NOW + 9)
+    given = {"n": 9}, workers_of(holder)[:1], promise, waits, limit(GPU, 3, used=1)
+    (notice,) = decide(*given, holder).actions
     assert (type(notice), notice.job) == (NoticeReclaim, "team/b")
     told = replace(holder, generation=2, reclaim=Reclaim(extra=0, deadline=NOW + 30, reason=notice.reason))
-    assert plan(replace(snapshot, jobs=(waits, told)), FairPolicy(), NOW).actions == ()
+    assert decide(*given, told).actions == ()
 
 
 def test_nothing_is_reclaimed_where_that_would_not_be_enough_or_is_in_another_namespace() -> None:
@@ -145,21 +130,14 @@ def refused(key: str, made: int, **changes: object) -> tuple[JobFacts, list[Work
 
 def given_up(*gangs: tuple[JobFacts, list[Worker]], used: int, hard: int = 4) -> list[Requeue]:
     """The jobs that wait again at once; a ResourceQuota of `hard` GPUs counts `used`."""
-    snapshot = Snapshot(
-        taken_at=NOW,
-        nodes=(Node(name="n", gpu_type="a", allocatable=16),),
-        workers=tuple(worker for _, made in gangs for worker in made),
-        jobs=tuple(facts for facts, _ in gangs),
-        namespace_limits=(limit(GPU, hard, used=used),),
-    )
-    return [action for action in plan(snapshot, FairPolicy(), NOW).actions if isinstance(action, Requeue)]
+    found = decide({"n": 16}, *(each for gang in gangs for each in gang), limit(GPU, hard, used=used))
+    return [action for action in found.actions if isinstance(action, Requeue)]
 
 
 def test_a_gang_gives_way_at_once_if_others_took_the_room_that_a_quota_had_for_it() -> None:
     """For a random time: a gang of another operator may have been granted the same room."""
     (action,) = given_up(refused("team/a", 2), used=4)
     assert (action.reason, action.message) == (Reason.RESOURCE_QUOTA_EXCEEDED, "exceeded quota: q")
-    assert action.hold_until is not None
     assert NOW <= action.hold_until <= NOW + Rules().rivalry_seconds
     (other,) = given_up(refused("team/b", 2), used=4)
     assert other.hold_until != action.hold_until
@@ -170,7 +148,7 @@ def test_only_as_many_gangs_give_way_as_make_room_for_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scopes", "starts", "lends"),
+    ("scopes", "starts_one", "lends"),
     [
         ((Requirement("NotTerminating", "Exists"),), False, False),
         ((Requirement("Terminating", "Exists"),), True, True),
@@ -181,26 +159,16 @@ def test_only_as_many_gangs_give_way_as_make_room_for_the_others() -> None:
     ],
 )
 def test_a_quota_with_scopes_holds_for_the_workers_in_all_of_them(
-    scopes: tuple[Requirement, ...], starts: bool, lends: bool
+    scopes: tuple[Requirement, ...], starts_one: bool, lends: bool
 ) -> None:
     """Extra workers have a PriorityClass of their own."""
-
-    def scoped(facts: JobFacts) -> JobFacts:
-        own, extra = (
-            (("NotTerminating", ""), ("PriorityClass", "high")),
-            (("NotTerminating", ""), ("PriorityClass", "x")),
-        )
-        return replace(facts, terms=replace(facts.terms, quota_scopes=own, extra_quota_scopes=extra))
-
+    own, extra = ((("NotTerminating", ""), ("PriorityClass", name)) for name in ("high", "x"))
+    scoped = partial(job, quota_scopes=own, extra_quota_scopes=extra)
     quota = NamespaceLimit(namespace="team", quota="q", resource="pods", hard=0, used=0, scopes=scopes)
-    node, runs = Node(name="n", gpu_type="a", allocatable=8), scoped(job("team/b", high=2, extra=0))
-    jobs = (scoped(job("team/a")), runs)
-    snapshot = Snapshot(
-        taken_at=NOW, nodes=(node,), jobs=jobs, workers=tuple(workers_of(runs)), namespace_limits=(quota,)
-    )
+    snapshot = world({"n": 8}, scoped("team/a"), running_on("n", scoped("team/b", high=2, extra=0)), quota)
     assert Snapshot.from_json(snapshot.to_json()) == snapshot
-    done = {type(action) for action in plan(snapshot, FairPolicy(), NOW).actions}
-    assert (Admit in done, GrantExtra in done) == (starts, lends)
+    done = kinds(plan(snapshot, FAIR, NOW))
+    assert (Admit in done, GrantExtra in done) == (starts_one, lends)
 
 
 @pytest.mark.parametrize(("changes", "used"), [({"trained": True}, 4), ({}, 3), ({"trouble": Reason.UNSCHEDULABLE}, 4)])
@@ -219,10 +187,9 @@ def test_a_job_whose_leader_evaluates_does_not_wait_again_for_a_worker_that_a_qu
 
 @given(hard=st.integers(0, 8), sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=5))
 def test_grants_never_exceed_the_quota_and_every_job_has_a_reason(hard: int, sizes: list[tuple[int, int]]) -> None:
-    jobs = [job(f"team/{number}", low=low, high=low + more) for number, (low, more) in enumerate(sizes)]
     jobs = [
-        job(each.key, low=each.terms.min_replicas, high=each.terms.max_replicas, extra=0) if number == 0 else each
-        for number, each in enumerate(jobs)
+        job(f"team/{number}", low=low, high=low + more, extra=None if number else 0)
+        for number, (low, more) in enumerate(sizes)
     ]
     held = jobs[0].terms.min_replicas
     found = planned(*jobs, limits=(limit(GPU, hard, used=held),))
@@ -235,23 +202,10 @@ def test_grants_never_exceed_the_quota_and_every_job_has_a_reason(hard: int, siz
 
 def waits_for_gpus(*jobs: JobFacts, quota: int, gpus: int = 8) -> Plan:
     """The plan for `team/w`, which waits for all GPUs of its type, with a job of others on them, beside `jobs`."""
-    stranger = replace(job("else/s", low=gpus, high=gpus, extra=0), gpu_type="b")
-    waiting = job("team/w", low=gpus, high=gpus)
-    waiting = replace(waiting, terms=replace(waiting.terms, gpu_type="b"))
-    nodes = (Node(name="n", gpu_type="a", allocatable=16), Node(name="m", gpu_type="b", allocatable=gpus))
-    workers = [replace(worker, node="m") for worker in workers_of(stranger)]
-    workers += [worker for each in jobs for worker in workers_of(each)]
-    return plan(
-        Snapshot(
-            taken_at=NOW,
-            nodes=nodes,
-            workers=tuple(workers),
-            jobs=(stranger, waiting, *jobs),
-            namespace_limits=(limit(GPU, quota),),
-        ),
-        FairPolicy(),
-        NOW,
-    )
+    stranger = running_on("m", job("else/s", low=gpus, high=gpus, extra=0, gpu_type="b"))
+    waiting = job("team/w", low=gpus, high=gpus, only_on="b")
+    runs = [running_on("n", each) if each.admitted_at is not None else each for each in jobs]
+    return decide(node("n", 16), node("m", gpus, "b"), stranger, waiting, *runs, limit(GPU, quota))
 
 
 def test_a_job_that_waits_for_gpus_keeps_no_quota_from_lending() -> None:
@@ -269,8 +223,8 @@ def test_what_is_lent_in_its_namespace_is_not_reclaimed_before_its_gpus_are_ther
 
 
 def test_a_job_that_waits_for_gpus_keeps_the_quota_from_jobs_that_come_later() -> None:
-    found = waits_for_gpus(job("team/a", submitted_at=1.0), quota=8)
-    assert [action.job for action in found.actions] == []
+    found = waits_for_gpus(job("team/a", at=1.0), quota=8)
+    assert found.actions == ()
     assert found.refusals["team/a"].reason is Reason.RESOURCE_QUOTA_EXCEEDED
 
 
@@ -278,25 +232,16 @@ def test_a_job_that_starts_on_borrowed_gpus_goes_before_those_that_wait_for_the_
     """Its GPUs are taken, and its queue may borrow those of another type. The next job of its namespace waits too, for
     the quota of a pod that ends.
     """
-    runs = replace(job("else/s", low=4, high=4, extra=0), gpu_type="a")
-    first, second = (
-        replace(each, terms=replace(each.terms, gpus_per_worker=4, gpu_type=gpu_type))
-        for each, gpu_type in ((job("team/x"), None), (job("team/y", submitted_at=1.0), "a"))
+    runs = running_on("n", job("else/s", low=4, high=4, extra=0))
+    first, second = job("team/x", gpus_per_worker=4), job("team/y", gpus_per_worker=4, only_on="a", at=1.0)
+    ends = worker("team/x", gpus=4, state=WorkerState.TERMINATING)
+    borrows = QueueLimits(
+        name="default", cohort="all", quotas=(Quota(gpu_type="a", nominal=12), Quota(gpu_type="b", nominal=0))
     )
-    ends = replace(workers_of(replace(first, extra=0))[0], node=None, gpus=4, state=WorkerState.TERMINATING)
-    quotas = (Quota(gpu_type="a", nominal=12), Quota(gpu_type="b", nominal=0))
-    snapshot = Snapshot(
-        taken_at=NOW,
-        nodes=(Node(name="n", gpu_type="a", allocatable=4), Node(name="m", gpu_type="b", allocatable=4)),
-        workers=(*workers_of(runs), ends),
-        jobs=(runs, first, second),
-        namespace_limits=(limit("pods", 2, used=1),),
-        queues=(
-            QueueLimits(name="default", cohort="all", quotas=quotas),
-            QueueLimits(name="night", cohort="all", quotas=(Quota(gpu_type="b", nominal=4),)),
-        ),
-    )
-    assert plan(snapshot, FairPolicy(), NOW).actions == (Admit(job="team/x", gpu_type="b"),)
+    lends = QueueLimits(name="night", cohort="all", quotas=(Quota(gpu_type="b", nominal=4),))
+    nodes, quota = (node("n", 4), node("m", 4, "b")), limit("pods", 2, used=1)
+    found = decide(nodes, runs, first, second, ends, quota, borrows, lends)
+    assert found.actions == starts("team/x", on="b")
 
 
 @pytest.mark.parametrize(
@@ -306,21 +251,10 @@ def test_borrowed_quota_is_reclaimed_only_for_a_job_that_its_namespace_lets_star
     used: int, extra: int, is_stopped: bool
 ) -> None:
     """At once, or without what is lent there; else the quota would only be borrowed, and reclaimed, again and again."""
-    holder = job("else/h", low=4, high=4, extra=0)
-    holder = replace(holder, terms=replace(holder.terms, queue="night", base_preemptible=True))
-    lender = job("team/l", low=1, high=3, extra=extra)
-    lender = replace(lender, terms=replace(lender.terms, queue="free"))
-    jobs = (holder, job("team/w", low=2, high=2), *((lender,) if extra else ()))
-    queues = tuple(QueueLimits(name=name, cohort="all", quotas=(Quota(nominal=2),)) for name in ("default", "night"))
-    snapshot = Snapshot(
-        taken_at=NOW,
-        nodes=(Node(name="n", gpu_type="a", allocatable=16),),
-        workers=tuple(worker for each in jobs if each.admitted_at is not None for worker in workers_of(each)),
-        jobs=jobs,
-        queues=(*queues, QueueLimits(name="free")),
-        namespace_limits=(limit(GPU, 3, used=used),),
-    )
-    found = plan(snapshot, FairPolicy(), NOW)
-    stopped = [action.job for action in found.actions if isinstance(action, Stop)]
-    assert stopped == (["else/h"] if is_stopped else [])
+    holder = job("else/h", low=4, high=4, extra=0, queue="night", base_preemptible=True)
+    lender = [job("team/l", low=1, high=3, extra=extra, queue="free")] if extra else []
+    queues = [QueueLimits(name=name, cohort="all", quotas=(Quota(nominal=2),)) for name in ("default", "night")]
+    given = running_on("n", holder, *lender), job("team/w", low=2, high=2), queues, QueueLimits(name="free")
+    found = decide({"n": 16}, *given, limit(GPU, 3, used=used))
+    assert facts.stopped(found) == (["h"] if is_stopped else [])
     assert found.refusals["team/w"].reason is Reason.QUOTA_EXCEEDED

@@ -97,9 +97,7 @@ class PlannerMachine(RuleBasedStateMachine):
         shares = decided(self.policy, snapshot, unfinished, self.cluster.now).shares
         types = {share.job: share.gpu_type for share in shares}
         check(snapshot, planned, self.cluster.now, preempts=not isinstance(self.policy, FairPolicy), types=types)
-        self.cluster.place(planned)
-        for action in planned.actions:
-            self.cluster.apply(action)
+        self.cluster.carry_out(planned)
         return planned
 
     @rule()
@@ -145,11 +143,7 @@ class PlannerMachine(RuleBasedStateMachine):
 
     @rule()
     def world_catches_up(self) -> None:
-        """Pods are seen and bound, leaders start, dead pods are gone."""
-        self.cluster.bury()
-        self.cluster.reveal()
-        self.cluster.bind()
-        self.cluster.start_leaders()
+        self.cluster.catch_up()
 
     @rule(step=st.sampled_from(("bury", "reveal", "bind", "start_leaders")))
     def world_moves(self, step: str) -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import JobFacts, Node, Snapshot, Stopping, Worker, WorkerRole
-from espalier_operator.model.actions import Admit, Plan, Requeue, Stop
+from espalier_operator.model import JobFacts, Snapshot, Stopping, Worker, WorkerRole
+from espalier_operator.model.actions import Plan, Requeue, Stop
 from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from espalier_operator.policies.tiresias import LasPolicy
 from espalier_operator.policies.view import Decision, Share, View
 from operator_world import facts
-from operator_world.facts import base_on
-
-NOW = 1000.0
+from operator_world.facts import NOW, admitted, base_on, node, stopped, world
 
 
 @dataclass(frozen=True)
@@ -46,19 +44,14 @@ def runs(waits: JobFacts, *nodes: str, since: float = 0.0, service: float = 0.0)
 
 
 def snapshot(running: list[tuple[JobFacts, list[Worker]]], *waiting: JobFacts, **nodes: int) -> Snapshot:
-    return Snapshot(
-        taken_at=NOW,
-        nodes=tuple(Node(name=name, gpu_type="", allocatable=gpus) for name, gpus in nodes.items()),
-        jobs=(*(facts for facts, _ in running), *waiting),
-        workers=tuple(worker for _, workers in running for worker in workers),
+    return world(
+        *(each for pair in running for each in pair), waiting, [node(n, gpus, "") for n, gpus in nodes.items()]
     )
 
 
 def stops(planned: Plan) -> list[str]:
-    assert all(action.reason is Reason.PREEMPTED_BY_POLICY for action in planned.actions if isinstance(action, Stop)), (
-        planned
-    )
-    return [action.job for action in planned.actions if isinstance(action, Stop)]
+    assert {action.reason for action in planned.actions if isinstance(action, Stop)} <= {Reason.PREEMPTED_BY_POLICY}
+    return stopped(planned)
 
 
 def decide(seen: Snapshot, *order: str, preempts: bool = True) -> Plan:
@@ -115,7 +108,7 @@ def test_one_stop_is_enough_and_its_gpus_go_to_the_one_that_it_was_for() -> None
     assert planned.actions == (Requeue(job="c", reason=Reason.PREEMPTED_BY_POLICY),), "its GPU is not free yet"
     waits_again = replace(facts, admitted_at=None, leader_running=False)
     planned = decide(snapshot([other], waits_again, job("new"), n=2), "new", "b", "c")
-    assert [action.job for action in planned.actions if isinstance(action, Admit)] == ["new"]
+    assert admitted(planned) == ["new"]
 
 
 def test_gpus_on_which_a_reservation_counts_are_not_yielded_to_a_later_job() -> None:

@@ -6,15 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import JobFacts, Node, Snapshot, Stopping, Worker, WorkerRole, WorkerState
+from espalier_operator.model import JobFacts, Stopping
 from espalier_operator.model.actions import Admit, GrantExtra, Plan, Requeue, Stop
 from espalier_operator.model.queues import QueueLimits, QueueUsage, Quota
-from espalier_operator.planner import plan
-from espalier_operator.policies.fair import FairPolicy
 from operator_world import facts
-from operator_world.facts import admitted, refused
-
-NOW = 1000.0
+from operator_world.facts import NOW, admitted, node, refused, running_on, starts, stopped
 
 
 def job(
@@ -27,9 +23,8 @@ def runs(waits: JobFacts, gpu_type: str = "fast") -> JobFacts:
     return replace(waits, admitted_at=0.0, gpu_type=gpu_type)
 
 
-def decide(queues: tuple[QueueLimits, ...], *jobs: JobFacts, fast: int = 8, slow: int = 0) -> Plan:
-    nodes = (Node(name="n", gpu_type="fast", allocatable=fast), Node(name="m", gpu_type="slow", allocatable=slow))
-    return plan(Snapshot(taken_at=NOW, nodes=nodes, jobs=jobs, queues=queues), FairPolicy(), NOW)
+def decide(queues: tuple[QueueLimits, ...], *given: Any, fast: int = 8, slow: int = 0) -> Plan:
+    return facts.decide(queues, given, node("n", fast, "fast"), node("m", slow, "slow"))
 
 
 def queue(name: str = "a", nominal: int = 2, limit: int | None = None, cohort: str | None = None) -> QueueLimits:
@@ -40,21 +35,16 @@ def test_a_running_job_that_raises_its_priority_counts_with_what_its_queue_allow
     """So it shares lent GPUs as before, and is stopped in the same order."""
     low = QueueLimits(name="a", max_priority=0)
 
-    def lent(queues: tuple[QueueLimits, ...]) -> dict[str, int]:
-        jobs = []
-        for name, priority in (("raised", 50), ("other", 0)):
-            facts = runs(job(name, priority=priority))
-            facts = replace(facts, terms=replace(facts.terms, max_replicas=9))
-            jobs.append(replace(facts, leader_running=True, has_reported=True, training=True, trained=True))
-        planned = decide(queues, *jobs)
+    def lent(*queues: QueueLimits) -> dict[str, int]:
+        trains = [
+            facts.trains(f"team/{name}", 1, 9, queue="a", gpu_type="fast", priority=priority)
+            for name, priority in (("raised", 50), ("other", 0))
+        ]
+        planned = decide(queues, *trains)
         return {action.job: action.extra for action in planned.actions if isinstance(action, GrantExtra)}
 
-    assert lent((low,)) == {"team/raised": 3, "team/other": 3}
-    assert lent(()) == {"team/raised": 5, "team/other": 1}
-
-
-def test_without_queues_nothing_is_limited() -> None:
-    assert admitted(decide((), job("x", "any", gpus=8))) == ["x"]
+    assert lent(low) == {"team/raised": 3, "team/other": 3}
+    assert lent() == {"team/raised": 5, "team/other": 1}
 
 
 def test_a_queue_holds_its_quota_and_no_more() -> None:
@@ -128,10 +118,6 @@ def test_a_smaller_quota_takes_nothing_from_jobs_that_run() -> None:
 COHORT = (queue("a", 2, None, "all"), queue("b", 2, None, "all"))
 
 
-def stopped(planned: Plan) -> list[str]:
-    return [action.job.removeprefix("team/") for action in planned.actions if isinstance(action, Stop)]
-
-
 def test_borrowed_gpus_are_taken_back_from_jobs_that_allow_it() -> None:
     """The least important and youngest first, as few as are needed, and with time for a checkpoint."""
     held = (
@@ -187,27 +173,17 @@ def test_a_job_that_would_wait_for_gpus_of_its_quota_starts_on_others_that_its_q
         quotas = (Quota(gpu_type="fast", nominal=fast), Quota(gpu_type="slow", nominal=slow))
         return QueueLimits(name=name, cohort="all", quotas=quotas)
 
-    holder, waits = runs(job("holder", "a", gpus=2)), job("x", "a", at=1.0, gpus=2)
-    worker = Worker(
-        name="h", job="team/holder", role=WorkerRole.BASE, node="n", gpus=1, index=0, state=WorkerState.RUNNING
-    )
-    workers = (worker, replace(worker, name="i", index=1))
-    nodes = (Node(name="n", gpu_type="fast", allocatable=3), Node(name="m", gpu_type="slow", allocatable=2))
-    snapshot = Snapshot(taken_at=NOW, nodes=nodes, jobs=(holder, waits), workers=workers)
-    planned = plan(replace(snapshot, queues=(of("a", 4, 0), of("b", 0, 2))), FairPolicy(), NOW)
-    assert planned.actions == (Admit(job="team/x", gpu_type="slow"),)
+    holder, waits = running_on("n", runs(job("holder", gpus=2))), job("x", at=1.0, gpus=2)
+    nodes, queues = (node("n", 3, "fast"), node("m", 2, "slow")), (of("a", 4, 0), of("b", 0, 2))
+    planned = facts.decide(nodes, queues, holder, waits)
+    assert planned.actions == starts("team/x", on="slow")
     assert "team/x" not in planned.refusals
-    owner = job("y", "b", at=2.0, gpus=2)
-    snapshot = replace(snapshot, queues=(of("a", 4, 0), of("b", 0, 2)), jobs=(holder, waits, owner))
-    planned = plan(snapshot, FairPolicy(), NOW)
+    planned = facts.decide(nodes, queues, holder, waits, job("y", "b", at=2.0, gpus=2))
     assert admitted(planned) == ["y"], "whose quota it is goes first"
     assert planned.refusals["team/x"].starts_by is not None, "it keeps what it has reserved"
 
-    other = replace(runs(job("other", "b")), gpu_type="slow")
-    later = job("z", "a", at=3.0, gpus=3, gpu_type="slow")
-    workers = (*workers, replace(worker, name="o", job="team/other", node="m"))
-    nodes = (nodes[0], replace(nodes[1], allocatable=4))
-    snapshot = replace(snapshot, queues=(of("a", 4, 1), of("b", 0, 2)), nodes=nodes, workers=workers)
-    planned = plan(replace(snapshot, jobs=(holder, other, waits, later)), FairPolicy(), NOW)
+    other, later = runs(job("other", "b"), "slow"), job("z", at=3.0, gpus=3, gpu_type="slow")
+    nodes, queues = (nodes[0], replace(nodes[1], allocatable=4)), (of("a", 4, 1), of("b", 0, 2))
+    planned = facts.decide(nodes, queues, holder, running_on("m", other), waits, later)
     assert refused(planned)["z"] is Reason.QUOTA_EXCEEDED
     assert admitted(planned) == ["x"], "also where a job after it waits for the same quota"

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_operator.model import JobFacts, JobTerms, Node, Rules, Snapshot
-from espalier_operator.model.actions import Admit
+from espalier_operator.model import JobFacts, Node, Rules, Snapshot
 from espalier_operator.model.queues import QueueLimits
 from espalier_operator.planner import plan
 from espalier_operator.policies.decisions import LendingOrder, decided
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.memory import SHARES_KEPT, RecentUse
+from operator_world import facts
 
 DAY = 86_400.0
 
 
-def job(key: str, gpus: int = 1, *, held: bool = False, at: float = 0.0, **terms: object) -> JobFacts:
-    asked = JobTerms(min_replicas=gpus, max_replicas=gpus, time_budget_seconds=1e6, **terms)
+def job(key: str, gpus: int = 1, *, held: bool = False, **changes: Any) -> JobFacts:
     state = {"admitted_at": 0.0, "gpu_type": "a"} if held else {}
-    return replace(JobFacts(key=key, terms=asked, submitted_at=at), **state)
+    return facts.job(key, gpus, time_budget_seconds=1e6, **state, **changes)
 
 
 def world(at: float, *jobs: JobFacts, queues: tuple[QueueLimits, ...] = (), aging: float = 0.0) -> Snapshot:
@@ -77,7 +77,7 @@ def test_yesterdays_heavy_user_waits_after_others_of_the_same_priority() -> None
     waiting = (job("heavy/w", at=1), job("light/w", at=2), job("heavy/first", at=3, priority=1))
     seen = use.seen(replace(world(DAY, *waiting), nodes=(Node(name="n", gpu_type="a", allocatable=2),)))
     planned = plan(seen, FairPolicy(), DAY)
-    assert [action.job for action in planned.actions if isinstance(action, Admit)] == ["heavy/first", "light/w"]
+    assert planned.actions == facts.starts("heavy/first", "light/w")
     off = RecentUse(0.0)
     off.seen(world(0.0, job("heavy/r", 8, held=True)))
     assert use_of(off.seen(world(DAY, *waiting)), "heavy/w") == 0.0

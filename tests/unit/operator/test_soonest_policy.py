@@ -24,7 +24,7 @@ def job(key: str, *, base: int = 1, most: int = 4, gpus: int = 1, at: float = 0.
         min_workers=base,
         max_workers=most,
         gpus_per_worker=gpus,
-        **facts,  # type: ignore[arg-type]
+        **facts,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -42,37 +43,32 @@ def measured(true: Throughput, nodes: int, workers: int, batch: int, noise: floa
 PLACES = [(1, 1, 128), (1, 2, 64), (1, 4, 32), (2, 2, 64), (2, 8, 16), (3, 12, 12)]
 
 
+def is_close(points: tuple[StepTime, ...], true: Throughput, places: Iterable[tuple[int, int]], rel: float) -> bool:
+    """Return whether what is fitted to the points predicts the times of a step in these places."""
+    found = fitted(points)
+    return all(
+        found.step_seconds(nodes, workers, 128 / workers)
+        == pytest.approx(true.step_seconds(nodes, workers, 128 / workers), rel=rel)
+        for nodes, workers in places
+    )
+
+
 def test_the_fit_recovers_the_model_that_made_the_measurements() -> None:
-    found = fitted(tuple(measured(TRUE, *place) for place in PLACES))
-    assert found is not None
-    for nodes, workers in ((1, 1), (1, 3), (1, 4), (2, 4), (2, 6), (4, 16)):
-        batch = 128 / workers
-        assert found.step_seconds(nodes, workers, batch) == pytest.approx(
-            TRUE.step_seconds(nodes, workers, batch), rel=0.05
-        )
+    points = tuple(measured(TRUE, *place) for place in PLACES)
+    assert is_close(points, TRUE, ((1, 1), (1, 3), (1, 4), (2, 4), (2, 6), (4, 16)), rel=0.05)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_measurements_that_vary_by_five_percent_give_a_model_that_is_off_by_fifteen_at_most(seed: int) -> None:
     chance = random.Random(seed)
     points = tuple(measured(TRUE, *place, noise=math.exp(chance.gauss(0, 0.05))) for place in PLACES)
-    found = fitted(points)
-    assert found is not None
-    for nodes, workers in ((1, 1), (1, 3), (2, 4), (2, 8)):
-        batch = 128 / workers
-        assert found.step_seconds(nodes, workers, batch) == pytest.approx(
-            TRUE.step_seconds(nodes, workers, batch), rel=0.15
-        )
+    assert is_close(points, TRUE, ((1, 1), (1, 3), (2, 4), (2, 8)), rel=0.15)
 
 
 def test_an_exchange_that_is_partly_hidden_is_predicted_too() -> None:
     true = replace(TRUE, gamma=3.0, alpha_local=0.1)
-    found = fitted(tuple(measured(true, *place) for place in PLACES))
-    assert found is not None
-    for workers in (2, 3, 4):
-        assert found.step_seconds(1, workers, 128 / workers) == pytest.approx(
-            true.step_seconds(1, workers, 128 / workers), rel=0.1
-        )
+    points = tuple(measured(true, *place) for place in PLACES)
+    assert is_close(points, true, ((1, 2), (1, 3), (1, 4)), rel=0.1)
 
 
 TIMES = st.floats(0, YEAR_SECONDS, exclude_min=True)
@@ -115,7 +111,7 @@ def test_equations_are_solved() -> None:
 
 def job(name: str, *points: StepTime, **terms: object) -> JobFacts:
     asked = {"min_replicas": 1, "max_replicas": 8, "time_budget_seconds": 1000, "trains_together": True} | terms
-    return JobFacts(key=f"ns/{name}", terms=JobTerms(**asked), submitted_at=0.0, used_seconds=400, speeds=points)  # type: ignore[arg-type]
+    return JobFacts(key=f"ns/{name}", terms=JobTerms(**asked), submitted_at=0.0, used_seconds=400, speeds=points)
 
 
 def test_what_was_never_measured_scales_perfectly() -> None:

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 import sweeps
 from espalier_operator.cluster.capacity import Capacity
 from espalier_operator.cluster.node_index import ZONE_LABEL
-from espalier_operator.model import Node, Rules, Snapshot
+from espalier_operator.model import Node, Rules
 from espalier_operator.model.constraints import ANYWHERE, Constraints
-from espalier_operator.planner import plan
-from espalier_operator.policies.fair import FairPolicy
 from operator_world import facts
 
 RACK_LABEL = "example.com/rack"
@@ -79,11 +77,8 @@ def test_a_rack_without_cpus_does_not_count() -> None:
 def grown(nodes: Sequence[Node], *held: str, extra: int) -> list[str | None]:
     """Return the nodes of `extra` workers that a job gets whose base workers are on `held`."""
     job = facts.trains("ns/a", len(held), len(held) + extra, gpu_type="h100", cooldown_seconds=1.0)
-    workers = tuple(facts.base_on(job, *held))
-    snapshot = Snapshot(
-        taken_at=10.0, nodes=tuple(nodes), workers=workers, jobs=(job,), rules=Rules(rack_label=RACK_LABEL)
-    )
-    return list(plan(snapshot, FairPolicy(), 10.0).placements["ns/a"].extra)
+    rules = Rules(rack_label=RACK_LABEL)
+    return list(facts.decide(nodes, job, facts.base_on(job, *held), rules=rules, now=10.0).placements["ns/a"].extra)
 
 
 def test_extra_workers_come_close_to_their_job() -> None:
@@ -118,7 +113,7 @@ def test_fewest_racks_then_fewest_nodes(
     assert len(found) == workers
     assert all(count <= room[name] for name, count in Counter(found).items())
     in_rack = {each: [name for name in rack if rack[name] == each] for each in rack.values()}
-    enough = [names for names in in_rack.values() if sum(map(room.get, names)) >= workers]  # type: ignore[arg-type]
+    enough = [names for names in in_rack.values() if sum(map(room.get, names)) >= workers]
     used = {rack[name] for name in found}
     assert (len(used) == 1) == bool(enough)
     if enough and has_cpus:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,6 @@ from espalier_core.types.reasons import Reason
 from espalier_operator.model import (
     Ended,
     JobFacts,
-    JobTerms,
     Node,
     Placement,
     Reclaim,
@@ -22,11 +23,13 @@ from espalier_operator.model import (
     WorkerRole,
     WorkerState,
 )
-from espalier_operator.model.actions import Admit, Finish, Plan, Requeue
+from espalier_operator.model.actions import Finish, Plan, Requeue
 from espalier_operator.model.constraints import Constraints
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
+from operator_world import facts
 from operator_world.cluster import Cluster
+from operator_world.facts import kinds, starts
 
 ROUNDS = 200
 TRAINING_ROUNDS = 10
@@ -40,14 +43,13 @@ class Shared:
         self.random, self.together = Random(seed), together
         self.cluster = Cluster()
         for number in range(nodes):
-            self.cluster.nodes[f"n{number}"] = Node(name=f"n{number}", gpu_type="h100", allocatable=gpus)
+            self.cluster.nodes[f"n{number}"] = facts.node(f"n{number}", gpus, "h100")
         self.placements: dict[str, Mapping[str, Placement]] = {"a": {}, "b": {}}
         self.began: dict[str, int] = {}
         """By job: the round in which it began to train."""
 
     def submit(self, operator: str, name: str, workers: int) -> None:
-        terms = JobTerms(min_replicas=workers, max_replicas=workers, time_budget_seconds=1e6)
-        self.cluster.submit(f"{operator}/{name}", terms)
+        self.cluster.submit(f"{operator}/{name}", facts.job("", workers, time_budget_seconds=1e6).terms)
 
     def seen_by(self, operator: str) -> Snapshot:
         whole = self.cluster.snapshot()
@@ -117,60 +119,50 @@ def test_many_gangs_of_two_operators_all_train(seed: int) -> None:
     assert shared.began.keys() == shared.cluster.jobs.keys()
 
 
-def decide(*facts: JobFacts | Worker, gpus: int = 2) -> Plan:
-    return plan(
-        Snapshot(
-            taken_at=100.0,
-            nodes=(Node(name="n", gpu_type="h100", allocatable=gpus, resources={"memory": 64, "pods": 110}),),
-            workers=tuple(fact for fact in facts if isinstance(fact, Worker)),
-            jobs=tuple(fact for fact in facts if isinstance(fact, JobFacts)),
-        ),
-        FairPolicy(),
-        100.0,
-    )
+decide = partial(facts.decide, now=100.0)
 
 
-def worker(name: str, job: str | None, *, node: str | None = None, pin: str | None = "n", gpus: int = 2) -> Worker:
-    role = WorkerRole.FOREIGN if job is None else WorkerRole.BASE
-    state = WorkerState.PENDING if node is None else WorkerState.RUNNING
-    pin = pin if node is None else None
-    is_rival = job is None
-    return Worker(name=name, job=job, role=role, node=node, pinned_to=pin, gpus=gpus, state=state, is_rival=is_rival)
+def node(gpus: int = 2) -> Node:
+    return facts.node("n", gpus, "h100", resources={"memory": 64, "pods": 110})
 
 
-def job(**facts: object) -> JobFacts:
-    terms = JobTerms(min_replicas=1, max_replicas=1, gpus_per_worker=2, time_budget_seconds=500.0)
-    return JobFacts(key="ns/a", terms=terms, submitted_at=0.0, **facts)  # type: ignore[arg-type]
+def theirs(gpus: int = 2, node: str | None = None, **changes: Any) -> Worker:
+    """A pod of the other operator: bound, or about to be."""
+    pin = "n" if node is None else None
+    return facts.foreign(gpus, node, **{"name": "theirs", "pinned_to": pin, "is_rival": True, **changes})
 
 
-ADMITTED = job(admitted_at=99.0, gpu_type="h100")
-RUNNING = replace(ADMITTED, key="ns/b", extra=1, leader_running=True, has_reported=True, training=True, trained=True)
+def ours(key: str = "ns/b", node: str | None = None, **changes: Any) -> Worker:
+    return facts.worker(key, node=node, **{"pinned_to": None if node else "n", "gpus": 2, **changes})
+
+
+def job(key: str = "ns/a", high: int = 1, **changes: Any) -> JobFacts:
+    return facts.job(key, 1, high, **{"gpus_per_worker": 2, **changes})
+
+
+admitted = partial(job, admitted_at=99.0, gpu_type="h100")
+runs = partial(admitted, "ns/b", 2, extra=1, **facts.TRAINS)
 
 
 def test_gpus_chosen_by_another_operator_are_not_handed_out() -> None:
-    assert decide(job(), worker("theirs", None)).refusals["ns/a"].reason is Reason.NO_FREE_GPU
-    assert decide(job(), worker("theirs", None), gpus=4).actions == (Admit(job="ns/a", gpu_type="h100"),)
+    assert decide(node(), job(), theirs()).refusals["ns/a"].reason is Reason.NO_FREE_GPU
+    assert decide(node(4), job(), theirs()).actions == starts("ns/a", on="h100")
 
 
 def test_gpus_that_a_pod_gives_back_go_to_the_worker_of_another_operator_that_waits_for_them() -> None:
     """Not to one of ours that is to be made again there: kube-scheduler would bind theirs."""
-    leaves = replace(worker("leaves", None, node="n"), is_rival=False, state=WorkerState.TERMINATING)
-    assert decide(ADMITTED, leaves).placements["ns/a"].base == {0: "n"}
-    lost = decide(ADMITTED, leaves, worker("theirs", None))
-    assert [type(action) for action in lost.actions] == [Requeue]
-    assert lost.placements == {}
-    shared = decide(ADMITTED, leaves, replace(leaves, name="too"), worker("theirs", None), gpus=4)
+    leaves = facts.foreign(2, "n", state=WorkerState.TERMINATING)
+    assert decide(node(), admitted(), leaves).placements["ns/a"].base == {0: "n"}
+    lost = decide(node(), admitted(), leaves, theirs())
+    assert (kinds(lost), lost.placements) == ([Requeue], {})
+    shared = decide(node(4), admitted(), leaves, replace(leaves, name="too"), theirs())
     assert (shared.actions, shared.placements["ns/a"].base) == ((), {0: "n"}), "there is enough for both"
 
 
 def test_what_our_job_is_asked_to_give_back_is_not_kept_for_another_operator() -> None:
     """Else each plan would ask for more."""
-    terms = JobTerms(min_replicas=1, max_replicas=2, gpus_per_worker=2, time_budget_seconds=500.0)
-    reclaim = Reclaim(extra=0, deadline=110.0, reason=Reason.NEEDED_BY_OTHER_JOB)
-    lent = replace(RUNNING, terms=terms, reclaim=reclaim, generation=2)
-    base = worker("base", "ns/b", node="n")
-    extra = replace(base, name="extra", role=WorkerRole.EXTRA)
-    asked = decide(ADMITTED, lent, base, extra, worker("theirs", None), gpus=4)
+    lent = runs(reclaim=Reclaim(extra=0, deadline=110.0, reason=Reason.NEEDED_BY_OTHER_JOB), generation=2)
+    asked = decide(node(4), admitted(), facts.running_on("n", lent), theirs())
     assert (asked.actions, asked.placements["ns/a"].base) == ((), {0: "n"})
 
 
@@ -184,34 +176,27 @@ def test_what_our_job_is_asked_to_give_back_is_not_kept_for_another_operator() -
 )
 def test_a_pod_that_cannot_be_bound_where_it_is_pinned_keeps_nothing(constraints: Constraints) -> None:
     """Whoever may create pods can write a job that does not exist as the owner of one, and any node."""
-    theirs = replace(worker("theirs", None), constraints=constraints)
-    assert decide(job(), theirs).actions == (Admit(job="ns/a", gpu_type="h100"),)
+    assert decide(node(), job(), theirs(constraints=constraints)).actions == starts("ns/a", on="h100")
 
 
-@pytest.mark.parametrize("ours", [worker("ours", "ns/b"), replace(worker("ours", "ns/b", node="n"), gpus=0)])
-def test_nobody_new_gets_what_two_that_chose_the_same_gpus_leave(ours: Worker) -> None:
+@pytest.mark.parametrize("pod", [ours(), ours(node="n", gpus=0)])
+def test_nobody_new_gets_what_two_that_chose_the_same_gpus_leave(pod: Worker) -> None:
     """Theirs is bound first, or ours, which is pending or has ended and is made again: two GPUs are no third one's."""
-    owner = replace(ADMITTED, key="ns/b")
-    theirs = worker("theirs", None, gpus=4)
-    found = decide(owner, job(), ours, theirs, gpus=4)
+    given = node(4), admitted("ns/b"), job(), pod
+    found = decide(*given, theirs(4))
     assert (found.actions, found.refusals["ns/a"].reason) == ((), Reason.NO_FREE_GPU)
-    (started,) = decide(owner, job(), ours, replace(theirs, gpus=5), gpus=4).actions
-    assert started == Admit(job="ns/a", gpu_type="h100"), "theirs would not fit anyway"
+    assert decide(*given, theirs(5)).actions == starts("ns/a", on="h100"), "theirs would not fit anyway"
 
 
 def test_kube_scheduler_decides_between_two_that_chose_the_same_gpus() -> None:
     """Until then, neither gives way; afterwards, the loser waits for a while."""
-    assert decide(ADMITTED, worker("ours", "ns/a"), worker("theirs", None)).actions == ()
-    (action,) = decide(ADMITTED, worker("ours", "ns/a"), worker("theirs", None, node="n")).actions
+    assert decide(node(), admitted(), ours("ns/a"), theirs()).actions == ()
+    (action,) = decide(node(), admitted(), ours("ns/a"), theirs(node="n")).actions
     assert isinstance(action, Requeue)
-    assert action.hold_until is not None
     assert 100.0 <= action.hold_until <= 100.0 + Rules().rivalry_seconds
-    (lost,) = decide(ADMITTED, worker("ours", "ns/a"), gpus=1).actions
-    assert lost == Requeue(job="ns/a", reason=Reason.NO_FREE_GPU), "there is no rival"
+    lost = Requeue(job="ns/a", reason=Reason.NO_FREE_GPU)
+    assert decide(node(1), admitted(), ours("ns/a")).actions == (lost,), "there is no rival"
 
 
 def test_what_another_operator_waits_for_is_not_reclaimed_from_our_jobs() -> None:
-    terms = JobTerms(min_replicas=1, max_replicas=2, time_budget_seconds=500.0)
-    base = worker("base", "ns/b", node="n", gpus=1)
-    extra = replace(base, name="extra", role=WorkerRole.EXTRA)
-    assert decide(replace(RUNNING, terms=terms), base, extra, worker("theirs", None, gpus=1)).actions == ()
+    assert decide(node(), facts.running_on("n", runs(gpus_per_worker=1)), theirs(1)).actions == ()

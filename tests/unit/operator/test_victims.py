@@ -8,16 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, WorkerRole
+from espalier_operator.model import JobFacts, Node, Snapshot, WorkerRole
 from espalier_operator.model.actions import NoticeReclaim, Stop
 from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from espalier_operator.policies import Policy
-from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.view import Decision, Share, View
 from espalier_operator.reclaim.extra_workers import lost_seconds
 from operator_world import facts
-from operator_world.facts import workers_of
+from operator_world.facts import FAIR, workers_of, world
 
 NOW = 10_000.0
 TIMES = st.floats(0.0, NOW - 100.0)
@@ -41,18 +40,17 @@ def runs(draw: st.DrawFn, name: str, priorities: st.SearchStrategy[int] | None =
     )
 
 
-def snapshot(*jobs: JobFacts, gpus: int | None = None, queues: tuple[QueueLimits, ...] = ()) -> Snapshot:
-    workers = tuple(worker for job in jobs if job.admitted_at is not None for worker in workers_of(job))
-    node = Node(name="n", gpu_type="a", allocatable=len(workers) if gpus is None else gpus)
-    return Snapshot(taken_at=NOW, nodes=(node,), jobs=jobs, workers=workers, queues=queues)
+def snapshot(*jobs: JobFacts, node: Node | None = None, queues: tuple[QueueLimits, ...] = ()) -> Snapshot:
+    workers = [worker for job in jobs if job.admitted_at is not None for worker in workers_of(job)]
+    return world(node or facts.node("n", len(workers)), jobs, workers, queues, now=NOW)
 
 
 def waits(gpus: int, queue: str = "lends") -> JobFacts:
     return facts.job("team/new", gpus, queue=queue, at=5.0)
 
 
-def stopped(seen: Snapshot, policy: Policy | None = None) -> set[str]:
-    return {action.job for action in plan(seen, policy or FairPolicy(), NOW).actions if isinstance(action, Stop)}
+def stopped(seen: Snapshot, policy: Policy = FAIR) -> set[str]:
+    return {f"team/{name}" for name in facts.stopped(plan(seen, policy, NOW))}
 
 
 @given(job=runs("a"), later=SECONDS, newer=st.floats(0.0, 100.0))
@@ -88,7 +86,7 @@ class Idle:
     """Serves the new job, then those named; the others are to have nothing."""
 
     name, queue_order = "idle", "by decree"
-    elasticity = FairPolicy.elasticity
+    elasticity = FAIR.elasticity
 
     def __init__(self, *order: str) -> None:
         self.order = order
@@ -114,30 +112,17 @@ def test_those_without_a_share_yield_by_what_they_lose_and_then_the_last_of_the_
 
 @given(jobs=st.tuples(*(runs(name, extra=1) for name in "abcd")), gpus=st.integers(1, 4))
 def test_of_equal_loans_those_go_back_that_take_least_to_start_again(jobs: tuple[JobFacts, ...], gpus: int) -> None:
-    planned = plan(snapshot(*jobs, waits(gpus)), FairPolicy(), NOW)
+    planned = plan(snapshot(*jobs, waits(gpus)), FAIR, NOW)
     asked = {action.job for action in planned.actions if isinstance(action, NoticeReclaim)}
     lost = {job.key: lost_seconds(job, NOW, WorkerRole.EXTRA) for job in jobs}
     assert sorted(lost[key] for key in asked) == sorted(lost.values())[:gpus]
 
 
 def test_as_many_leave_a_node_that_loses_gpus_as_hold_these() -> None:
-    terms = JobTerms(min_replicas=1, max_replicas=1, base_preemptible=True, time_budget_seconds=1e6)
     jobs = [
-        JobFacts(
-            key=f"team/{name}",
-            terms=terms,
-            submitted_at=0.0,
-            admitted_at=0.0,
-            gpu_type="a",
-            training=True,
-            leader_running=True,
-            saved_at=NOW - age,
-        )
+        facts.trains(f"team/{name}", base_preemptible=True, time_budget_seconds=1e6, saved_at=NOW - age)
         for name, age in (("a", 900.0), ("b", 5.0), ("c", 60.0))
     ]
-    seen = snapshot(*jobs)
-    (node,) = seen.nodes
-    leaving = replace(seen, nodes=(replace(node, departing=2),))
-    planned = plan(leaving, FairPolicy(), NOW)
+    planned = plan(snapshot(*jobs, node=facts.node("n", 3, departing=2)), FAIR, NOW)
     reasons = {action.job: action.reason for action in planned.actions if isinstance(action, Stop)}
     assert reasons == dict.fromkeys(("team/b", "team/c"), Reason.NODE_DEPARTING)

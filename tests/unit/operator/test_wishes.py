@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from espalier_core.types.reasons import Reason
 from espalier_operator.clock import ScaledClock
 from espalier_operator.loop import SchedulerLoop
-from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Worker, WorkerRole, WorkerState
+from espalier_operator.model import JobFacts, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.planner import plan
 from espalier_operator.policies.decisions import view_of
 from espalier_operator.policies.view import Decision, Share, View
-from operator_world.facts import base_on
+from operator_world import facts
+from operator_world.facts import base_on, kinds, starts
 
 
 @dataclass
@@ -37,21 +38,18 @@ class Wishing:
         return Decision(shares=self.shares)
 
 
-def job(key: str = "ns/a", base: int = 2, most: int = 4, **facts: Any) -> JobFacts:
-    terms = JobTerms(min_replicas=base, max_replicas=most, time_budget_seconds=1000.0, cooldown_seconds=0.0)
-    return JobFacts(key=key, terms=terms, submitted_at=0.0, **facts)
+def job(key: str = "ns/a", base: int = 2, most: int = 4, **changes: Any) -> JobFacts:
+    return facts.job(key, base, most, cooldown_seconds=0.0, time_budget_seconds=1000.0, **changes)
 
 
-def running(base_nodes: tuple[str, ...], key: str = "ns/a", **facts: Any) -> tuple[JobFacts, list[Worker]]:
+def running(base_nodes: tuple[str, ...], **changes: Any) -> tuple[JobFacts, list[Worker]]:
     """Return a job that trains, with its workers."""
-    state = {"admitted_at": 0.0, "gpu_type": "t", "has_reported": True, "training": True, "leader_running": True}
-    found = job(key, len(base_nodes), **{**state, **facts})
+    given = {"cooldown_seconds": 0.0, "granted_at": None, "changed_at": None, **changes}
+    found = facts.trains("ns/a", len(base_nodes), 4, **given)
     return found, base_on(found, *base_nodes)
 
 
-def world(sizes: dict[str, int], *jobs: JobFacts, workers: tuple[Worker, ...] = ()) -> Snapshot:
-    nodes = tuple(Node(name=name, gpu_type="t", allocatable=gpus) for name, gpus in sizes.items())
-    return Snapshot(taken_at=100.0, nodes=nodes, jobs=jobs, workers=workers)
+world = partial(facts.world, now=100.0)
 
 
 def planned(snapshot: Snapshot, *shares: Share) -> Plan:
@@ -67,16 +65,15 @@ def test_a_job_starts_on_the_nodes_wished_where_they_have_room_else_where_it_can
     sizes: list[int], wish: list[int], cordoned: int
 ) -> None:
     count = len(wish)
-    snapshot = world({f"n{index}": gpus for index, gpus in enumerate(sizes)}, job(base=count, most=count))
-    nodes = [replace(node, schedulable=node.name != f"n{cordoned}") for node in snapshot.nodes]
-    snapshot = replace(snapshot, nodes=tuple(nodes))
+    nodes = [facts.node(f"n{index}", gpus, schedulable=index != cordoned) for index, gpus in enumerate(sizes)]
+    snapshot = world(nodes, job(base=count, most=count))
     wished = tuple(f"n{index}" for index in wish)
     found = planned(snapshot, Share(job="ns/a", workers=count, nodes=wished))
     room = {node.name: node.allocatable for node in nodes if node.schedulable}
     if sum(room.values()) < count:
         assert not found.actions
         return
-    assert [*map(type, found.actions)] == [Admit]
+    assert kinds(found) == [Admit]
     chosen = found.placements["ns/a"].base
     assert all(room.get(node or "", 0) >= used for node, used in Counter(chosen.values()).items())
     if all(room.get(node, 0) >= used for node, used in Counter(wished).items()):
@@ -88,7 +85,7 @@ def test_a_job_starts_on_the_nodes_wished_where_they_have_room_else_where_it_can
 def test_extra_workers_go_to_the_nodes_wished_and_base_workers_stay() -> None:
     """Without a wish they would be near the base workers."""
     runs, workers = running(("n0", "n0"))
-    snapshot = world({"n0": 4, "n1": 1, "n2": 4}, runs, workers=tuple(workers))
+    snapshot = world({"n0": 4, "n1": 1, "n2": 4}, runs, workers)
     share = Share(job="ns/a", workers=4)
     assert planned(snapshot, share).placements["ns/a"].extra == ("n0", "n0")
     wishful = planned(snapshot, replace(share, nodes=("n1", "n2", "n2", "n0")))
@@ -101,16 +98,16 @@ def test_extra_workers_go_to_the_nodes_wished_and_base_workers_stay() -> None:
 
 def test_a_wish_moves_nobody_and_takes_nothing_that_others_hold() -> None:
     runs, workers = running(("n0",))
-    snapshot = world({"n0": 1, "n1": 1}, runs, job("ns/b", 1, 1), workers=tuple(workers))
     shares = Share(job="ns/a", workers=1, nodes=("n1",)), Share(job="ns/b", workers=1, nodes=("n0",))
-    found = planned(snapshot, *shares)
-    assert found.actions == (Admit(job="ns/b", gpu_type="t"),)
+    found = planned(world({"n0": 1, "n1": 1}, runs, workers, job("ns/b", 1, 1)), *shares)
+    assert found.actions == starts("ns/b")
     assert found.placements["ns/b"].base == {0: "n1"}
 
 
 def test_a_node_that_kube_scheduler_refused_is_not_wished_for_again() -> None:
-    snapshot = world({"n0": 1, "n1": 1}, job(base=1, most=1, pinned=False))
-    found = planned(snapshot, Share(job="ns/a", workers=1, nodes=("n1",)))
+    found = planned(
+        world({"n0": 1, "n1": 1}, job(base=1, most=1, pinned=False)), Share(job="ns/a", workers=1, nodes=("n1",))
+    )
     assert found.placements["ns/a"].base == {0: None}
 
 
@@ -122,7 +119,7 @@ def test_a_node_that_kube_scheduler_refused_is_not_wished_for_again() -> None:
         (Share(job="ns/a", workers=2, nodes=("n0",) * 5), "ns/a: it has 2 to 4 workers, not 5"),
         (Share(job="ns/a", workers=2, weight=Fraction(0)), "ns/a: its weight cannot be 0"),
         (Share(job="ns/a", workers=-1), "ns/a: it cannot have -1 workers and 0 spare ones"),
-        (Share(job="ns/a", workers=2.5), "ns/a: it cannot have 2.5 workers"),  # type: ignore[arg-type]
+        (Share(job="ns/a", workers=2.5), "ns/a: it cannot have 2.5 workers"),
         (Share(job="ns/ghost", workers=2), "ns/ghost: there is no such job"),
     ],
 )
@@ -130,17 +127,17 @@ def test_what_cannot_be_is_ignored_and_named(share: Share, said: str) -> None:
     found = planned(world({"n0": 8}, job()), share)
     (ignored,) = found.ignored
     assert said in ignored
-    assert [*map(type, found.actions)] == ([Admit] if share.workers == 2 and share.job == "ns/a" else [])
+    assert kinds(found) == ([Admit] if share.workers == 2 and share.job == "ns/a" else [])
 
 
 def test_a_second_share_of_a_job_does_not_count() -> None:
     shares = Share(job="ns/a", workers=2), Share(job="ns/a", workers=0)
     found = planned(world({"n0": 8}, job()), *shares)
     assert found.ignored == ("ns/a: it has a share already",)
-    assert [*map(type, found.actions)] == [Admit]
+    assert kinds(found) == [Admit]
 
 
-def test_the_log_names_what_is_ignored_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_names_what_is_ignored_once(caplog: pytest.LogCaptureFixture) -> None:
     snapshot = world({"n0": 0}, job())
     policy = Wishing(tuple(Share(job=f"ns/{number}", workers=1) for number in range(7)))
 
@@ -154,12 +151,9 @@ def test_the_log_names_what_is_ignored_once(caplog: pytest.LogCaptureFixture) ->
         def planned(self, snapshot: Snapshot, plan: Plan) -> None:
             assert len(plan.ignored) == 7
 
-    async def story() -> None:
-        loop = SchedulerLoop(Backend(), policy, ScaledClock())
-        await loop.tick()
-        await loop.tick()
-
-    asyncio.run(story())
+    loop = SchedulerLoop(Backend(), policy, ScaledClock())
+    await loop.tick()
+    await loop.tick()
     (record,) = caplog.records
     assert "policy wishing: ignored infeasible parts of its decision: ns/0: there is no such job" in record.message
     assert record.message.endswith("; and 2 more")
@@ -169,10 +163,8 @@ def test_a_policy_sees_where_workers_are_and_not_what_others_hold() -> None:
     runs, workers = running(("n0", "n1"), extra=1)
     extra = replace(workers[0], name="x", role=WorkerRole.EXTRA, node=None, pinned_to="n2")
     gone = replace(workers[0], name="y", state=WorkerState.TERMINATING)
-    other = Worker(name="o", job=None, role=WorkerRole.FOREIGN, node="n1", gpus=2, state=WorkerState.RUNNING)
-    snapshot = world({"n0": 4, "n1": 4, "n2": 4}, runs, workers=(extra, *workers, gone, other))
-    nodes = (replace(snapshot.nodes[0], departing=1), *snapshot.nodes[1:])
-    view = view_of(replace(snapshot, nodes=nodes), [runs], 100.0)
+    nodes = facts.node("n0", 4, departing=1), facts.node("n1", 4), facts.node("n2", 4)
+    view = view_of(world(nodes, runs, extra, workers, gone, facts.foreign(2, "n1")), [runs], 100.0)
     assert view.held == {"ns/a": ("n0", "n1", "n2")}
     assert view.nodes == {"n0": 3, "n1": 2, "n2": 4}
     assert view.gpus == 9
@@ -197,12 +189,12 @@ def test_what_is_more_than_a_share_is_handed_back_though_nobody_needs_it(share: 
     """With notice, once it has had them for `minRuntimeSeconds`."""
     runs, workers = running(("n0",), extra=2, granted_at=50.0, changed_at=50.0)
     lent = [replace(workers[0], name=f"x{index}", role=WorkerRole.EXTRA, index=index) for index in (0, 1)]
-    snapshot = world({"n0": 8}, runs, workers=(*workers, *lent))
+    snapshot = world({"n0": 8}, runs, workers, lent)
     early = planned(snapshot, share)
-    assert not any(isinstance(action, NoticeReclaim) for action in early.actions), "60 s have not passed since 50"
+    assert NoticeReclaim not in kinds(early), "60 s have not passed since 50"
     found = plan(snapshot, Wishing((share,)), 110.0)
     if kept is None:
-        assert not any(isinstance(action, NoticeReclaim) for action in found.actions)
+        assert NoticeReclaim not in kinds(found)
         return
     assert early.wake_at == 110.0
     (notice,) = found.actions

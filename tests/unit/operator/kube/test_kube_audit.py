@@ -62,8 +62,7 @@ def test_a_decision_is_made_again_from_its_snapshot(tmp_path: Path) -> None:
         assert told.exit_code == 0, told.output
         again = json.loads(told.stdout)["actions"]
         assert [(entry["action"], entry["job"], entry["reason"]) for entry in again] == [
-            (entry["action"], entry["job"], entry["reason"])
-            for entry in line["actions"]  # type: ignore[attr-defined]
+            (entry["action"], entry["job"], entry["reason"]) for entry in line["actions"]
         ]
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
-from kubernetes.aio.client.api_client import ApiClient
-from kubernetes.aio.client.configuration import Configuration
 
+from api_stub import serving
 from espalier_core.k8s import resources
 from espalier_core.k8s.errors import Retries, Status
 from espalier_operator.kube.client import PAGE, ApiRefusalError, KubeClient, NotOwnedError
@@ -41,41 +39,24 @@ class Script:
         return answer if isinstance(answer, web.Response) else await answer(request)
 
 
-@asynccontextmanager
-async def talking_to(script: Script, may_write: Callable[[], bool] = lambda: True) -> AsyncIterator[KubeClient]:
-    """Give a client of a server that follows `script`."""
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", script.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    node_pool = web.TCPSite(runner, "127.0.0.1", 0)
-    await node_pool.start()
-    port = node_pool._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-    configuration = Configuration(host=f"http://127.0.0.1:{port}")
-    configuration.client_session_kwargs = {"trust_env": False}
-    api = ApiClient(configuration)
-    try:
-        yield KubeClient(api, QUICK, may_write=may_write)
-    finally:
-        await api.close()  # type: ignore[no-untyped-call]
-        await runner.cleanup()
-
-
-def play(script: Script, do: Callable[[KubeClient], Awaitable[Any]]) -> tuple[Any, KubeClient]:
+def play(script: Script, do: Callable[[KubeClient], Awaitable[Any]], may_write: Any = lambda: True) -> Any:
     """Return what `do` returns with a client of `script`; nothing of the script may be left."""
 
-    async def run() -> tuple[Any, KubeClient]:
-        async with talking_to(script) as client:
-            return await do(client), client
+    async def run() -> Any:
+        async with serving(script.answer) as (api, _):
+            return await do(KubeClient(api, QUICK, may_write=may_write))
 
     result = asyncio.run(run())
     assert script.answers == []
     return result
 
 
+def get(client: KubeClient) -> Awaitable[Any]:
+    return client.get(resources.PODS, "ns", "p")
+
+
 async def cut(request: web.Request) -> web.Response:
     """Cut the connection instead of answering."""
-    assert request.transport is not None
     request.transport.abort()
     return web.Response()
 
@@ -93,30 +74,31 @@ async def sleep(request: web.Request) -> web.Response:
 )
 def test_what_passes_is_tried_again(passing: Any) -> None:
     script = Script(passing, web.json_response(POD))
-    found, client = play(script, lambda client: client.get(resources.PODS, "ns", "p"))
-    assert found == POD
+    clients: list[KubeClient] = []
+
+    async def ask(client: KubeClient) -> Any:
+        clients.append(client)
+        return await get(client)
+
+    assert play(script, ask) == POD
     assert len(script.asked) == 2, "aiohttp itself repeats a GET whose connection was cut"
-    assert client.requests["get", "pods", 200] == 1
+    assert clients[0].requests["get", "pods", 200] == 1
 
 
 def test_a_webhook_may_hold_what_is_made_for_longer() -> None:
     """The API server says which webhook did not answer, but only after the deadline."""
-    script = Script(sleep)
-    found, _ = play(script, lambda client: client.create(POD, owner=None))
-    assert found == POD
+    assert play(Script(sleep), lambda client: client.create(POD, owner=None)) == POD
 
 
 def test_no_request_is_tried_for_ever() -> None:
-    script = Script(*[status(503, "ServiceUnavailable", "no") for _ in range(4)])
     with pytest.raises(BackendError, match="get /api/v1/namespaces/ns/pods/p: tried 4 times: .*503"):
-        play(script, lambda client: client.get(resources.PODS, "ns", "p"))
+        play(Script(*[status(503, "ServiceUnavailable", "no") for _ in range(4)]), get)
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 405, 422])
 def test_what_is_refused_is_reported_at_once(code: int) -> None:
-    script = Script(status(code, "Because", "of this"))
     with pytest.raises(ApiRefusalError) as caught:
-        play(script, lambda client: client.get(resources.PODS, "ns", "p"))
+        play(Script(status(code, "Because", "of this")), get)
     assert caught.value.status == Status(code, "Because", "of this")
 
 
@@ -125,7 +107,7 @@ def test_answers_of_things_in_between_are_no_riddle() -> None:
     pages = [web.Response(status=403, text="<html>no</html>"), web.json_response([1], status=403)]
     for page, words in zip(pages, ("<html>no</html>", r"\[1\]"), strict=True):
         with pytest.raises(ApiRefusalError, match=words):
-            play(Script(page), lambda client: client.get(resources.PODS, "ns", "p"))
+            play(Script(page), get)
 
 
 def test_a_list_is_read_page_by_page() -> None:
@@ -134,7 +116,7 @@ def test_a_list_is_read_page_by_page() -> None:
         return web.json_response({"metadata": metadata, "items": [{"metadata": {"name": name}}]})
 
     script = Script(page("a", "7", "next"), page("b", "7"))
-    found, _ = play(script, lambda client: client.list(resources.PODS, None, labels="x=y", fields="f!=g"))
+    found = play(script, lambda client: client.list(resources.PODS, None, labels="x=y", fields="f!=g"))
     assert ([item["metadata"]["name"] for item in found.items], found.version) == (["a", "b"], 7)
     assert [query for _, _, query, _ in script.asked] == [
         {"limit": str(PAGE), "labelSelector": "x=y", "fieldSelector": "f!=g"},
@@ -152,28 +134,27 @@ def test_of_a_list_only_what_is_wanted_is_kept() -> None:
         seen.append(raw)
         return raw["metadata"]
 
-    found, _ = play(script, lambda client: client.list(resources.PODS, "ns", keep=keep))
+    found = play(script, lambda client: client.list(resources.PODS, "ns", keep=keep))
     assert (found.items, found.version, seen) == ([{"name": "a"}, {"name": "b"}], 7, items)
 
 
 def test_nothing_is_written_without_the_lease() -> None:
     """Nor tried again once it is lost."""
     held = [True, False]
+    script = Script(status(503, "ServiceUnavailable"), web.json_response(POD))
 
-    async def run() -> list[str]:
-        script = Script(status(503, "ServiceUnavailable"), web.json_response(POD))
-        async with talking_to(script, lambda: held.pop(0)) as client:
-            with pytest.raises(BackendError, match="no longer holds the lease"):
-                await client.delete(resources.PODS, "ns", "p", "uid-1")
-            assert await client.get(resources.PODS, "ns", "p") == POD
-        return [method for method, *_ in script.asked]
+    async def delete_and_get(client: KubeClient) -> Any:
+        with pytest.raises(BackendError, match="no longer holds the lease"):
+            await client.delete(resources.PODS, "ns", "p", "uid-1")
+        return await get(client)
 
-    assert asyncio.run(run()) == ["DELETE", "GET"]
+    assert play(script, delete_and_get, lambda: held.pop(0)) == POD
+    assert [method for method, *_ in script.asked] == ["DELETE", "GET"]
 
 
 def test_a_page_of_a_proxy_is_an_error_of_the_backend() -> None:
     with pytest.raises(BackendError, match="the answer cannot be read"):
-        play(Script(web.Response(text="<html>welcome</html>")), lambda client: client.get(resources.PODS, "ns", "p"))
+        play(Script(web.Response(text="<html>welcome</html>")), get)
 
 
 @pytest.mark.parametrize("answer", [{}, {"metadata": {}}, {"metadata": {"resourceVersion": "x"}}, [], None])
@@ -187,7 +168,7 @@ def test_a_list_whose_version_expires_is_read_in_one_answer() -> None:
     first = web.json_response({"metadata": {"resourceVersion": "7", "continue": "next"}, "items": []})
     whole = web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
     script = Script(first, status(410, "Expired"), whole)
-    found, _ = play(script, lambda client: client.list(resources.PODS, None))
+    found = play(script, lambda client: client.list(resources.PODS, None))
     assert found.version == 9
     assert script.asked[-1][2] == {}
     with pytest.raises(ApiRefusalError, match="410"):
@@ -195,16 +176,15 @@ def test_a_list_whose_version_expires_is_read_in_one_answer() -> None:
 
 
 def owned(uid: str) -> web.Response:
-    return web.json_response(
-        {**POD, "metadata": {**POD["metadata"], "ownerReferences": [{"uid": uid, "controller": True}]}}
-    )  # type: ignore[dict-item]
+    owners = [{"uid": uid, "controller": True}]
+    return web.json_response({**POD, "metadata": {**POD["metadata"], "ownerReferences": owners}})
 
 
 def test_what_is_made_twice_is_made_once() -> None:
     """The first answer may have been lost."""
     exists = status(409, "AlreadyExists", 'pods "p" already exists')
     script = Script(cut, exists, owned("mine"))
-    found, _ = play(script, lambda client: client.create(POD, owner="mine"))
+    found = play(script, lambda client: client.create(POD, owner="mine"))
     assert found["metadata"]["ownerReferences"][0]["uid"] == "mine"
     assert [method for method, *_ in script.asked] == ["POST", "POST", "GET"]
 
@@ -213,7 +193,7 @@ def test_an_object_of_somebody_else_is_not_taken_for_ours() -> None:
     script = Script(status(409, "AlreadyExists"), owned("theirs"))
     with pytest.raises(NotOwnedError, match="Pod 'p' exists already and is not this job's; delete it"):
         play(script, lambda client: client.create(POD, owner="mine"))
-    found, _ = play(Script(status(409, "AlreadyExists")), lambda client: client.create(POD, owner=None))
+    found = play(Script(status(409, "AlreadyExists")), lambda client: client.create(POD, owner=None))
     assert found is None, "where nobody asks whose it is, it is there"
 
 
@@ -233,20 +213,20 @@ def test_a_patch_is_for_one_object_and_nobody_s_namesake() -> None:
     answer = web.json_response(POD)
     script = Script(answer)
     do = lambda client: client.patch(resources.PODS, "ns", "p", "uid-1", {"spec": {"x": 1}})  # noqa: E731
-    found, _ = play(script, do)
+    found = play(script, do)
     assert found == POD
     ((method, path, _, body),) = script.asked
     assert (method, path) == ("PATCH", "/api/v1/namespaces/ns/pods/p")
     assert body == {"spec": {"x": 1}, "metadata": {"uid": "uid-1"}}
     other = status(409, "Conflict", "Precondition failed: UID in precondition: uid-1, UID in object meta: uid-2")
-    assert play(Script(other), do)[0] is None
+    assert play(Script(other), do) is None
 
 
 def test_a_status_is_for_one_object_and_nobody_s_namesake() -> None:
     """What a real API server says of a namesake, a test with one says."""
     script = Script(web.json_response(POD))
     do = lambda client: client.put_status(resources.JOBS, "ns", "j", "uid-1", "7", {"phase": "x"})  # noqa: E731
-    assert play(script, do)[0] == POD
+    assert play(script, do) == POD
     ((method, path, _, body),) = script.asked
     assert (method, path) == ("PATCH", "/apis/espalier.dev/v1alpha1/namespaces/ns/adaptivetrainingjobs/j/status")
     assert body == [

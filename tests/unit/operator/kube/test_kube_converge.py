@@ -26,7 +26,7 @@ from espalier_operator.kube.state.workers import extra_runs_by, sort_pods
 from espalier_operator.model import Ended, Placement, Reclaim, Stopping, WorkerRole
 from espalier_operator.model.actions import Admit, GrantExtra, Requeue
 from operator_world.kube_looks import lost_but_on, status_at
-from operator_world.kube_objects import EPOCH, kube_job, raw_worker, terminated, time_at
+from operator_world.kube_objects import EPOCH, kube_job, raw_worker, terminated
 
 SETTINGS = KubeSettings(promise_seconds=20)
 JOB = kube_job("one", {"minReplicas": 2, "maxReplicas": 5})
@@ -57,14 +57,11 @@ def pod(
     attempt: int = 0,
     *,
     uid: str = "",
-    deleting: bool = False,
     told: int | None = None,
     budget: float = JOB.terms.time_budget_seconds,
     **changes: Any,
 ) -> Pod:
     raw = raw_worker(JOB, index, attempt, role=role, uid=uid or f"{role[0]}{index}", **changes)
-    if deleting:
-        raw["metadata"]["deletionTimestamp"] = time_at(NOW)
     if told is not None:
         document = {"allocation": {"generation": told}, "timeBudget": {"budgetSeconds": budget}}
         raw["metadata"]["annotations"] = {"espalier.dev/allocation": json.dumps(document)}
@@ -127,23 +124,35 @@ def test_an_admitted_job_gets_its_base_workers_on_its_type():
     assert second == CreatePod(manifest=worker_pod(JOB, status, BASE, 1, 0, SETTINGS, "a100"))
 
 
-def test_who_is_there_is_not_made_again():
-    assert done(ADMITTED, pod(BASE, 0, told=1), SECOND) == []
-    assert done(replace(ADMITTED, incarnations=("b0", "b1"))) == [], "their loss is judged first"
+AGAIN = replace(KEPT, extra=0, attempts=(1, 0), incarnations=("", "b1"))
+"""Its leader ended, which was judged."""
 
 
-def test_a_worker_judged_is_made_again_beside_what_ended():
-    again = replace(KEPT, extra=0, attempts=(1, 0), incarnations=("", "b1"))
-    assert done(again, ended(BASE, 0), SECOND) == ["create one-base-0-1"]
-
-
-def test_a_worker_on_its_way_out_is_waited_for_unless_its_node_is_lost():
-    again = replace(KEPT, extra=0, attempts=(1, 0), incarnations=("", "b1"))
-    assert done(again, pod(BASE, 0, deleting=True), SECOND) == []
-    assert done(again, pod(BASE, 0), SECOND) == ["delete one-base-0-0"]
-    assert done(again, pod(BASE, 0, node="gone"), SECOND) == ["delete one-base-0-0", "create one-base-0-1"]
-    assert done(again, ended(BASE, 0, deleting=True), SECOND) == ["create one-base-0-1"]
-    assert done(again, SECOND) == ["create one-base-0-1"]
+@pytest.mark.parametrize(
+    ("state", "pods", "expected"),
+    [
+        # Who is there is not made again, and the loss of one is judged first.
+        (ADMITTED, (pod(BASE, 0, told=1), SECOND), []),
+        (replace(ADMITTED, incarnations=("b0", "b1")), (), []),
+        # A worker that was judged is made again beside what ended; if it is on its way out it is waited for,
+        # unless its node is lost.
+        (AGAIN, (ended(BASE, 0), SECOND), ["create one-base-0-1"]),
+        (AGAIN, (pod(BASE, 0, deleted_at=NOW), SECOND), []),
+        (AGAIN, (pod(BASE, 0), SECOND), ["delete one-base-0-0"]),
+        (AGAIN, (pod(BASE, 0, node="gone"), SECOND), ["delete one-base-0-0", "create one-base-0-1"]),
+        (AGAIN, (ended(BASE, 0, deleted_at=NOW), SECOND), ["create one-base-0-1"]),
+        (AGAIN, (SECOND,), ["create one-base-0-1"]),
+        # Nobody is started who is about to be ended.
+        (replace(LENT, ended=Ended(reason=Reason.COMPLETED, failed=False)), (), []),
+        (replace(LENT, stopping=Stopping(reason=Reason.SUSPENDED, deadline=NOW + 30)), (), []),
+        # A job that is over ends what runs and keeps what has ended.
+        (OVER, (ended(BASE, 0), SECOND), ["delete one-base-1-0"]),
+        (OVER, (FIRST_EXTRA, pod(EXTRA, 1, 2, deleted_at=NOW)), ["delete one-extra-0-2"]),
+        (OVER, (ended(BASE, 0), ended(BASE, 1)), []),
+    ],
+)
+def test_who_is_made_and_who_is_ended(state, pods, expected):
+    assert done(state, *pods) == expected
 
 
 def test_extra_workers_that_a_node_refused_are_not_made_again_within_their_loan():
@@ -163,24 +172,13 @@ def test_a_start_that_was_put_off():
     assert due_at(JOB, late, status_with(late), NOW + 4) is None
 
 
-@pytest.mark.parametrize(
-    "ending",
-    [
-        {"ended": Ended(reason=Reason.COMPLETED, failed=False)},
-        {"stopping": Stopping(reason=Reason.SUSPENDED, deadline=NOW + 30)},
-    ],
-)
-def test_nobody_is_started_who_is_about_to_be_ended(ending):
-    assert done(replace(LENT, **ending)) == []
-
-
 def test_a_job_that_waits_again_ends_what_runs_and_starts_with_other_names():
     waiting = does(STARTED, Requeue(job=JOB.key, reason=Reason.SUSPENDED))
     workers = (LEADER, SECOND, FIRST_EXTRA, ended(EXTRA, 1, 2))
     expected = ["delete one-base-0-0", "delete one-base-1-0", "delete one-extra-0-2"]
     assert sorted(done(waiting, *workers)) == expected
     again = does(waiting, Admit(job=JOB.key, gpu_type=""))
-    terminating = (pod(BASE, 0, deleting=True), ended(BASE, 1, deleting=True))
+    terminating = (pod(BASE, 0, deleted_at=NOW), ended(BASE, 1, deleted_at=NOW))
     assert done(again, *terminating) == ["create one-base-1-1"]
 
 
@@ -212,20 +210,18 @@ def test_more_base_workers_than_there_were():
         (replace(STARTED, extra=1), (FIRST_EXTRA, SECOND_EXTRA), ["delete one-extra-1-2"]),
         (replace(KEPT, extra=1), (SECOND_EXTRA, pod(EXTRA, 2, 2)), ["delete one-extra-2-2"]),
         (replace(KEPT, extra=0), (FIRST_EXTRA,), ["delete one-extra-0-2"]),
+        # One that ended or is ending is not made again, and one on a lost node is taken away.
+        (STARTED, (ended(EXTRA, 0, 2),), ["create one-extra-1-2"]),
+        (STARTED, (pod(EXTRA, 0, 2, deleted_at=NOW),), ["create one-extra-1-2"]),
+        (STARTED, (ended(EXTRA, 0, 2), SECOND_EXTRA), []),
+        (STARTED, (pod(EXTRA, 0, 2, deleted_at=NOW), SECOND_EXTRA), []),
+        (KEPT, (FIRST_EXTRA, pod(EXTRA, 1, 2, node="gone")), ["delete one-extra-1-2"]),
+        # Nothing is made of what is being given back.
+        (replace(STARTED, reclaim=Reclaim(extra=1, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB)), (), []),
     ],
 )
 def test_extra_workers_are_made_while_they_are_promised_and_given_back_from_the_end(state, pods, expected):
     assert done(state, LEADER, SECOND, *pods) == expected
-
-
-@pytest.mark.parametrize("lost", [ended(EXTRA, 0, 2), pod(EXTRA, 0, 2, deleting=True)])
-def test_an_extra_worker_that_ended_or_is_ending_is_not_made_again(lost):
-    assert done(STARTED, LEADER, SECOND, lost) == ["create one-extra-1-2"]
-    assert done(STARTED, LEADER, SECOND, lost, SECOND_EXTRA) == []
-
-
-def test_an_extra_worker_on_a_lost_node_is_taken_away():
-    assert done(KEPT, LEADER, SECOND, FIRST_EXTRA, pod(EXTRA, 1, 2, node="gone")) == ["delete one-extra-1-2"]
 
 
 def test_an_extra_worker_that_found_no_node_in_time_is_taken_away():
@@ -247,11 +243,6 @@ def test_an_extra_worker_that_has_its_gpus_and_does_not_start_is_taken_away(wait
     assert extra_runs_by(FIRST_EXTRA, JOB, KEPT, SETTINGS.timing) is None
 
 
-def test_nothing_is_made_of_what_is_being_given_back():
-    reclaim = Reclaim(extra=1, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB)
-    assert done(replace(STARTED, reclaim=reclaim), LEADER, SECOND) == []
-
-
 # ---- what is left over
 
 
@@ -260,12 +251,6 @@ def test_the_newest_two_that_ended_are_kept_for_their_logs():
     now_running = replace(KEPT, extra=0, attempts=(4, 0), incarnations=("b0", "b1"))
     workers = (pod(BASE, 0, 4, told=2), SECOND, *reversed(old), ended(EXTRA, 0, 2, at=EPOCH + 35))
     assert done(now_running, *workers) == ["delete one-base-0-0", "delete one-base-0-1", "delete one-base-0-2"]
-
-
-def test_a_job_that_is_over_ends_what_runs_and_keeps_what_has_ended():
-    workers = (ended(BASE, 0), SECOND, FIRST_EXTRA, pod(EXTRA, 1, 2, deleting=True))
-    assert done(OVER, *workers) == ["delete one-base-1-0", "delete one-extra-0-2"]
-    assert done(OVER, ended(BASE, 0), ended(BASE, 1)) == []
 
 
 def test_a_job_is_removed_after_its_ttl():

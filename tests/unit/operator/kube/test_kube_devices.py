@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import count
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
 from espalier_operator.kube.objects.limits import parse_quota
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.watch.store import Store, optional_kinds
+from espalier_operator.kube.watch.store import optional_kinds
 from espalier_operator.model import HANGING_SECONDS, WorkerRole, WorkerState
 from operator_world.kube_devices import (
     CLASS,
@@ -32,6 +31,7 @@ from operator_world.kube_devices import (
     raw_slice,
     raw_template,
 )
+from operator_world.kube_known import Known
 from operator_world.kube_objects import kube_job, raw_job, raw_node, raw_worker
 
 SETTINGS = KubeSettings(other_gpu_resources=(RESOURCE,))
@@ -46,18 +46,11 @@ KINDS = {
 }
 
 
-class Known:
-    """A store, and the versions of what is put into it."""
-
-    def __init__(self, settings: KubeSettings = SETTINGS) -> None:
-        self.now = 1000.0
-        self.store, self._versions = Store(settings, lambda: self.now), count(2)
-
-    def versioned(self, raw: dict[str, Any]) -> dict[str, Any]:
-        return {**raw, "metadata": {**raw["metadata"], "resourceVersion": str(next(self._versions))}}
+class Devices(Known):
+    """A store that counts devices."""
 
     def put(self, kind: str, raw: dict[str, Any], event: str | None = None) -> None:
-        self.store.take(KINDS[kind], event, self.versioned(raw))
+        self.take(KINDS[kind], raw, event)
 
     def free(self, node: str = "node") -> int:
         """Return the devices of a node that nobody holds now."""
@@ -67,8 +60,8 @@ class Known:
         return 0 if planned is None else planned.allocatable - held
 
 
-def cluster(devices: int = 4) -> Known:
-    known = Known()
+def cluster(devices: int = 4) -> Devices:
+    known = Devices(SETTINGS)
     known.put("Node", raw_node(gpus=0))
     known.put("Class", raw_class())
     known.put("Slice", raw_slice("node", [f"gpu-{number}" for number in range(devices)]))
@@ -100,7 +93,7 @@ def test_devices_are_gpus_of_a_resource_of_their_own() -> None:
 
 
 def test_a_class_that_comes_late_or_changes_counts_its_devices_again() -> None:
-    known = Known()
+    known = Devices(SETTINGS)
     known.put("Slice", raw_slice("node", ["a", {"name": "b", "attributes": {"type": {"string": "mig"}}}]))
     known.put("Node", raw_node(gpus=0))
     assert known.free() == 0
@@ -253,9 +246,7 @@ def test_a_claim_that_is_listed_before_its_pod_is_waited_for_only_from_when_the_
     known.put("Pod", own)
     assert not known.store.foreign_workers
     known.now += 1000.0
-    known.put("Pod", own, "DELETED")
-    [(gone, version)] = known.store.doubtful.values()
-    known.store.settle(gone, version, None)
+    known.remove(resources.PODS, own)
     [leaving] = known.store.foreign_workers.values()
     assert leaving.leaves_at == known.now
 
@@ -291,7 +282,7 @@ def test_in_any_order_free_is_what_is_there_without_what_claims_name(data: st.Da
         taken = data.draw(st.sets(st.sampled_from(sorted(free[node])))) if free[node] else set()
         free[node] -= taken
         claims[f"claim-{number}"] = (node, taken)
-    known = Known()
+    known = Devices(SETTINGS)
     for kind in [*order, *data.draw(st.lists(st.sampled_from(order), max_size=3))]:
         match kind:
             case "Node":
@@ -397,7 +388,7 @@ def test_without_a_class_in_the_settings_claims_do_not_count_and_nothing_is_watc
 
 
 def test_a_job_is_read_again_when_its_claim_template_comes() -> None:
-    known = Known()
+    known = Devices(SETTINGS)
     known.put("Job", raw_job(spec={"template": {"spec": claiming()}}))
     [job] = known.store.jobs.values()
     assert isinstance(job.parsed, InvalidJob)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import sweeps
 from espalier_core.files.documents import dumps
 from espalier_core.k8s import resources
-from espalier_core.k8s.resources import Listing, Resource, key_of
+from espalier_core.k8s.resources import Listing, Resource
 from espalier_core.types.report import Metric, TrainerPhase
 from espalier_operator.job.state import Grant, JobState
 from espalier_operator.job.view import memory_of
@@ -37,10 +37,12 @@ from espalier_operator.model.actions import NoticeReclaim
 from espalier_operator.planner import plan
 from espalier_operator.policies.memory import RecentUse
 from espalier_operator.policies.settings import configured
+from operator_world.kube_known import Clock
 from operator_world.kube_objects import (
     EPOCH,
     Raw,
     adaptation,
+    at,
     kube_job,
     raw_job,
     raw_node,
@@ -98,11 +100,6 @@ def objects_of(name: str) -> Objects:
     written["metadata"]["managedFields"] = [{"manager": "m", "time": time_at(EPOCH + 10)}]
     made = {**raw_job(name, spec, uid=uid), "status": status}
     return ((resources.JOBS, made), (resources.PODS, leader), (resources.PODS, extra), (resources.CONFIG_MAPS, written))
-
-
-def at(version: int, raw: Raw) -> Raw:
-    known = {"uid": f"uid-{key_of(raw)}", **raw["metadata"], "resourceVersion": str(version)}
-    return {**raw, "metadata": known}
 
 
 GOOD, BAD = objects_of("good"), objects_of("bad")
@@ -175,19 +172,6 @@ def test_an_operator_that_starts_plans_with_any_objects_of_a_tenant(bad: Objects
     assert "ns/good" not in seen.left_out
 
 
-class Clock:
-    """A time that is ours."""
-
-    def __init__(self) -> None:
-        self.time = NOW
-
-    def now(self) -> float:
-        return self.time
-
-    def wall_seconds(self, seconds: float) -> float:
-        return seconds
-
-
 @settings(max_examples=sweeps.examples(100))
 @given(st.lists(st.tuples(strange(BAD), st.sampled_from(("MODIFIED", "MODIFIED", "MODIFIED", "DELETED"))), max_size=3))
 def test_an_operator_that_runs_sees_plans_and_measures_whatever_changes(turns: list[tuple[Objects, str]]) -> None:
@@ -196,7 +180,7 @@ def test_an_operator_that_runs_sees_plans_and_measures_whatever_changes(turns: l
 
 
 async def _live(turns: list[tuple[Objects, str]]) -> None:
-    clock, metrics = Clock(), OperatorMetrics(lambda: NOW)
+    clock, metrics = Clock(NOW), OperatorMetrics(lambda: NOW)
     store = Store(SETTINGS, clock.now)
     for resource, listed in lists_of(NODES, GOOD, BAD).items():
         store.replace(resource, listed.items, 1)
@@ -239,10 +223,7 @@ def test_a_report_of_any_content_is_read_or_its_problem_is_named(document: Any) 
     store.take(resources.JOBS, "ADDED", at(1, GOOD[0][1]))
     written = GOOD[3][1]
     store.take(resources.CONFIG_MAPS, "ADDED", at(2, {**written, "data": {"report.json": json.dumps(document)}}))
-    job = store.job("uid-of-good")
-    assert job is not None
-    found = store.reports.of(job.ref)
-    assert found is not None
+    found = store.reports.of(store.job("uid-of-good").ref)
     assert (found.report is None) == bool(found.problem)
 
 

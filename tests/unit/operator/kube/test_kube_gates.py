@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -19,13 +18,12 @@ from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import JobPods, observation_of, sort_pods, trouble_of, workers_of
-from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, WorkerRole
+from espalier_operator.model import JobFacts
 from espalier_operator.model.actions import Admit, Requeue
-from espalier_operator.planner import plan
 from espalier_operator.planner.lifecycle import ending
-from espalier_operator.policies.fair import FairPolicy
+from operator_world.facts import decide, foreign, job, kinds, node
 from operator_world.kube_looks import facts_of, look, status_at
-from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_worker, report, time_at
+from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_worker, report, time_at, waiting_for
 
 SETTINGS = KubeSettings(start_up_allowance_seconds=20)
 PROGRAM = {
@@ -54,11 +52,8 @@ class Fate:
         if now >= self.begins:
             state = {"running": {"startedAt": time_at(EPOCH + self.begins)}}
             return raw_worker(job, index, uid=str(index), state=state)
-        gated = now < self.ungated
-        raw = raw_worker(job, index, uid=str(index), node=None if gated else "node", phase="Pending", state={})
-        if gated:
-            raw["spec"]["schedulingGates"] = [{"name": "example.com/queue"}]
-        return raw
+        held = {"node": None, "gates": ["example.com/queue"]} if now < self.ungated else {}
+        return raw_worker(job, index, uid=str(index), phase="Pending", state={}, **held)
 
 
 fates = st.builds(
@@ -145,14 +140,9 @@ def test_the_gpus_of_gated_workers_are_for_others(fates: list[Fate], now: float,
     workers = tuple(workers_of(story.job.key, story.pods(now), story.state))
     free = spare + sum(now < fate.ungated for fate in fates)
     for wanted in (free, free + 1):
-        terms = JobTerms(min_replicas=wanted, max_replicas=wanted, gpus_per_worker=1, time_budget_seconds=100.0)
-        other = JobFacts(key="ns/other", terms=terms, submitted_at=EPOCH)
-        node = Node(name="node", gpu_type="", allocatable=len(fates) + spare)
-        jobs = (facts, other) if wanted else (facts,)
-        made = plan(
-            Snapshot(taken_at=EPOCH + now, nodes=(node,), workers=workers, jobs=jobs), FairPolicy(), EPOCH + now
-        )
-        assert [type(action) for action in made.actions] == ([Admit] if wanted == free and wanted else [])
+        jobs = [facts, job("ns/other", wanted, at=EPOCH)] if wanted else [facts]
+        made = decide(node("node", len(fates) + spare, ""), jobs, workers, now=EPOCH + now)
+        assert kinds(made) == ([Admit] if wanted == free and wanted else [])
 
 
 def test_one_of_two_workers_is_gated_and_the_job_says_so() -> None:
@@ -160,21 +150,9 @@ def test_one_of_two_workers_is_gated_and_the_job_says_so() -> None:
     story.look(500.0)
     status = story.status(500.0)
     running = status.condition(ConditionType.RUNNING)
-    assert running is not None
     assert (status.phase, running.reason) == (JobPhase.STARTING, Reason.SCHEDULING_GATED)
     assert "example.com/queue" in running.message
     assert (status.time_budget.used_seconds, status.time_budget.gpu_seconds_used) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("program", [False, True])
-def test_the_budget_runs_from_when_the_last_gated_worker_runs(program: bool) -> None:
-    """A leader that reports nothing is counted, after its start-up allowance, from then too."""
-    story = Story(Fate(0.0, 1.0), Fate(500.0, 510.0), program=program)
-    for now in (100.0, 505.0, 520.0):
-        story.look(now)
-    assert story.state.used_seconds == (10.0 if program else 0.0)
-    story.look(531.0)
-    assert story.state.used_seconds == 21.0
 
 
 def test_a_leader_s_report_that_it_trains_counts_and_charges_no_gpus_of_gated_workers() -> None:
@@ -186,17 +164,6 @@ def test_a_leader_s_report_that_it_trains_counts_and_charges_no_gpus_of_gated_wo
     assert (story.state.used_seconds, story.state.gpu_seconds_used) == (14.0, 14.0)
 
 
-def test_a_worker_that_is_made_again_and_gated_stops_no_budget_that_has_begun() -> None:
-    story = Story(Fate(0.0, 1.0), Fate(0.0, 1.0), program=True)
-    story.look(10.0)
-    story.fates = (story.fates[0], Fate(NEVER, NEVER))
-    before = story.state.used_seconds
-    facts = story.look(30.0)
-    assert story.state.used_seconds == before + 20.0
-    assert (facts.gpus_held, facts.training) == (1, True)
-    assert story.state.gpu_seconds_used == 2 * before + 20.0
-
-
 def test_when_others_have_the_gpu_of_a_worker_whose_gates_are_gone_its_job_waits_and_has_lost_nothing() -> None:
     story = Story(Fate(0.0, 1.0), Fate(100.0, NEVER), program=True)
     facts = replace(story.look(200.0), terms=story.job.terms)
@@ -204,21 +171,17 @@ def test_when_others_have_the_gpu_of_a_worker_whose_gates_are_gone_its_job_waits
         replace(each, node=None, pinned_to="node") if each.index else each
         for each in workers_of("ns/one", story.pods(200.0), story.state)
     ]
-    taken = replace(workers[0], name="x/y", job=None, role=WorkerRole.FOREIGN)
-    seen = Snapshot(
-        taken_at=EPOCH, nodes=(Node(name="node", gpu_type="", allocatable=2),), workers=(*workers, taken), jobs=(facts,)
-    )
-    (action,) = plan(seen, FairPolicy(), EPOCH + 200.0).actions
+    given = node("node", 2, ""), facts, workers, foreign(1, "node")
+    (action,) = decide(*given, now=EPOCH + 200.0).actions
     assert action == Requeue(job="ns/one", reason=Reason.NO_FREE_GPU)
 
 
 def test_what_refuses_a_worker_is_told_before_the_gates_of_another() -> None:
     job = job_of(2, program=True)
-    gated, waits = Fate(NEVER, NEVER).pod(job, 0, 0.0), {"waiting": {"reason": "ErrImagePull", "message": "no"}}
+    gated, waits = Fate(NEVER, NEVER).pod(job, 0, 0.0), waiting_for("ErrImagePull", "no")
     pulls = raw_worker(job, 1, uid="1", phase="Pending", state=waits)
     pods = sort_pods(job, JobState(attempts=(0, 0)), [parse_pod(raw, SETTINGS) for raw in (gated, pulls)])
     trouble = trouble_of(pods)
-    assert trouble is not None
     assert trouble.reason is Reason.IMAGE_PULL_FAILED
     first, second = pods.base
     assert first is not None

@@ -190,7 +190,6 @@ def test_a_job_that_was_held_back_is_judged_by_a_plan_of_later() -> None:
 @pytest.mark.parametrize("watches", [True, False])
 def test_a_budget_that_is_lowered_to_less_than_is_used_ends_the_job_in_order(stage: Stage, watches: bool) -> None:
     """Whether its leader watches the job or reads the annotation of its pod."""
-    stage.world.add_machine("node", 4, 16, {}, [])
     submit(stage, "job", Temper(watches=watches, evaluation=4.0), timeBudgetSeconds=120)
     lives(stage, 40)
     stage.world.change_spec("vision/job", timeBudgetSeconds=15)
@@ -205,7 +204,6 @@ def test_a_budget_that_is_lowered_to_less_than_is_used_ends_the_job_in_order(sta
 
 def test_gpus_that_are_lent_break_clause_5_if_nobody_gets_them_back(stage: Stage, broken: Broken) -> None:
     broken(ReclaimQueue, "_cover", lambda *_: (Supply.NEVER, 0))
-    stage.world.add_machine("node", 4, 16, {}, [])
     submit(stage, "job", maxReplicas=4)
     lives(stage, 8)
     submit(stage, "late", minReplicas=2, maxReplicas=2)
@@ -216,7 +214,7 @@ def test_a_quota_that_is_borrowed_breaks_clause_5_if_its_owner_does_not_get_it_b
     stage: Stage, broken: Broken
 ) -> None:
     broken(AdmissionStep, "_borrowers", lambda *_: ([], 0))
-    stage.world.add_machine("node", 8, 16, {}, [])
+    stage.world.set_gpus("node", 8)
     for name in ("default", "night"):
         stage.world.set_queue(name, {"cohort": "all", "quotas": [{"nominal": 2}]})
     submit(stage, "job", minReplicas=4, maxReplicas=4)
@@ -229,7 +227,6 @@ def test_a_quota_that_is_borrowed_breaks_clause_5_if_its_owner_does_not_get_it_b
 def test_what_stays_on_a_node_that_is_about_to_go_breaks_clause_5(stage: Stage, broken: Broken, largest: int) -> None:
     """The job itself, and a worker that is lent."""
     broken(Claims, "leave_departing_gpus", lambda _: None)
-    stage.world.add_machine("node", 4, 16, {}, [])
     base = "Checkpoint" if largest == 1 else "Never"
     submit(stage, "job", maxReplicas=largest, preemption={**PREEMPTION, "base": base})
     lives(stage, 8)
@@ -239,7 +236,6 @@ def test_what_stays_on_a_node_that_is_about_to_go_breaks_clause_5(stage: Stage, 
 
 def test_a_leader_that_is_ended_while_it_evaluates_breaks_clause_6(stage: Stage, broken: Broken) -> None:
     broken(lifecycle, "_enforced_at", lambda job, _: job.terms.time_budget_seconds + 1)
-    stage.world.add_machine("node", 4, 16, {}, [])
     submit(stage, "job", timeBudgetSeconds=12)
     assert "into its evaluation" in fails(stage, 6)
 
@@ -249,7 +245,6 @@ def test_a_deleted_job_that_keeps_its_workers_breaks_clause_6(stage: Stage, brok
         """Do nothing."""
 
     broken(KubeBackend, "_end_deleted", nothing)
-    stage.world.add_machine("node", 4, 16, {}, [])
     submit(stage, "job", finalizers=["example.com/archive"])
     lives(stage, 8)
     stage.world.delete_job("vision/job")
@@ -262,14 +257,13 @@ def test_a_deleted_job_that_keeps_its_workers_breaks_clause_6(stage: Stage, brok
 def test_a_worker_whose_end_is_not_recorded_breaks_clause_9(stage: Stage, broken: Broken) -> None:
     right = ends.judge
     broken(ends, "judge", lambda *given: replace(right(*given), completed_workers=()))
-    stage.world.add_machine("node", 4, 16, {}, [])
     submit(stage, "job", DONE_EARLY, minReplicas=2, maxReplicas=2, program={})
     assert "vision/job: worker 1 was done" in fails(stage, 9)
 
 
 def test_a_completed_worker_that_is_owed_a_gpu_breaks_clause_9(stage: Stage, broken: Broken) -> None:
     broken(JobState, "needed", lambda self, terms: terms)
-    stage.world.add_machine("node", 2, 16, {}, [])
+    stage.world.set_gpus("node", 2)
     submit(stage, "job", DONE_EARLY, minReplicas=2, maxReplicas=2, program={})
     lives(stage, 8)
     stage.world.delete_pod("vision/job-base-1-0")
@@ -282,7 +276,6 @@ def test_an_operator_that_begins_and_does_not_know_of_a_completed_worker_breaks_
 ) -> None:
     right = managed_job.state_of
     broken(managed_job, "state_of", lambda *given: replace(right(*given), completed_workers=()))
-    stage.world.add_machine("node", 4, 16, {}, [])
     submit(stage, "job", DONE_EARLY, minReplicas=2, maxReplicas=2, program={})
     lives(stage, 8)
     stage.world.delete_pod("vision/job-base-1-0")
@@ -292,7 +285,6 @@ def test_an_operator_that_begins_and_does_not_know_of_a_completed_worker_breaks_
 
 def test_an_end_that_goes_with_its_pod_breaks_clause_9(stage: Stage, broken: Broken) -> None:
     broken(store.Store, "_is_known", lambda *_: False)
-    stage.world.add_machine("node", 4, 16, {}, [])
     submit(stage, "job", replace(DONE_EARLY, lasts=4.0), program={})
     stage.rest()
     stage.world.pass_time(5.0)
@@ -332,7 +324,6 @@ def test_a_budget_that_runs_by_itself_breaks_clause_10(stage: Stage, broken: Bro
         return replace(state, used_seconds=state.used_seconds + 9 * state.active)
 
     broken(progress, "look", wrong)
-    stage.world.add_machine("node", 4, 16, {}, [])
     submit(stage, "job")
     assert "s are counted, leaders ran" in fails(stage, 10)
 
@@ -345,7 +336,6 @@ def test_an_end_that_is_counted_as_two_failures_breaks_clause_10(stage: Stage, b
         return replace(state, failures=state.failures + 1)
 
     broken(ends, "failed", wrong)
-    stage.world.add_machine("node", 4, 16, {}, [])
     submit(stage, "job", backoffLimit=9)
     lives(stage, 10)
     (leader,) = stage.world.processes.values()
@@ -358,7 +348,6 @@ def test_an_operator_that_begins_and_does_not_know_the_type_of_a_job_breaks_clau
 ) -> None:
     right = managed_job.state_of
     broken(managed_job, "state_of", lambda *given: replace(right(*given), gpu_type="other"))
-    stage.world.add_machine("node", 4, 16, {}, [])
     submit(stage, "job")
     lives(stage, 8)
     stage.operators[0].restart()
@@ -368,7 +357,7 @@ def test_an_operator_that_begins_and_does_not_know_the_type_of_a_job_breaks_clau
 def test_a_job_that_is_gone_and_not_yet_seen_to_be_is_looked_at_again(stage: Stage) -> None:
     """Its status cannot be written, and the operator does not fall silent about it."""
     operator = stage.operators[0].operator
-    stage.world.add_machine("node", 1, 16, {}, [])
+    stage.world.set_gpus("node", 1)
     submit(stage, "job")
     operator.see("jobs", "nodes")
     stage.world.delete_job("vision/job")
@@ -394,7 +383,7 @@ def test_a_status_that_was_written_without_an_answer_keeps_its_times(stage: Stag
 
 
 def test_a_leader_that_cannot_be_pulled_again_gives_its_gpus_back_until_it_can(stage: Stage) -> None:
-    stage.world.add_machine("node", 1, 16, {}, [])
+    stage.world.set_gpus("node", 1)
     submit(stage, "job", timeBudgetSeconds=40)
     lives(stage, 12)
     (leader,) = (process for process in stage.world.processes.values() if process.leads)
@@ -410,7 +399,7 @@ def test_a_leader_that_cannot_be_pulled_again_gives_its_gpus_back_until_it_can(s
 
 
 def test_an_extra_worker_that_cannot_be_pulled_is_given_up(stage: Stage) -> None:
-    stage.world.add_machine("first", 1, 16, {}, [])
+    stage.world.set_gpus("node", 1)
     submit(stage, "job", maxReplicas=2)
     lives(stage, 8)
     stage.world.add_machine("second", 1, 16, {}, [])
@@ -426,7 +415,7 @@ def test_an_extra_worker_that_cannot_be_pulled_is_given_up(stage: Stage) -> None
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_report_that_somebody_deletes_is_made_again_for_the_leader_that_runs(stage: Stage, seen: bool) -> None:
     """Otherwise the operator hears nothing more of it: it is lent nothing, and is ended in its last evaluation."""
-    stage.world.add_machine("node", 1, 16, {}, [])
+    stage.world.set_gpus("node", 1)
     submit(stage, "job", maxReplicas=2)
     lives(stage, 10)
     assert only_job(stage).status.phase is JobPhase.RUNNING
@@ -456,7 +445,7 @@ def test_an_account_that_somebody_deletes_is_made_again_for_the_next_leader(stag
             raise ApiRefusalError(f"create {name}", Status(403, "Forbidden", message))
 
     client.on_create = create
-    stage.world.add_machine("node", 1, 16, {}, [])
+    stage.world.set_gpus("node", 1)
     submit(stage, "job")
     lives(stage, 10)
     assert only_job(stage).status.phase is JobPhase.RUNNING
@@ -477,7 +466,7 @@ def test_gpus_that_another_operator_has_chosen_break_clause_1_if_they_are_given_
     stage: Stage, broken: Broken
 ) -> None:
     broken(snapshot, "foreign_worker", lambda pod: None if pod.node is None else foreign_worker(pod))
-    stage.world.add_machine("node", 1, 16, {}, [])
+    stage.world.set_gpus("node", 1)
     submit(stage, "one")
     submit(stage, "other", controllerName=SECOND_CONTROLLER)
     assert "is created for node, which has 0" in fails(stage, 1)
@@ -486,7 +475,6 @@ def test_gpus_that_another_operator_has_chosen_break_clause_1_if_they_are_given_
 @pytest.mark.parametrize("stage", [Kind(has_slices=True)], indirect=True)
 def test_slices_of_gpus_break_clause_1_if_they_are_not_counted_apart(stage: Stage, broken: Broken) -> None:
     broken(kube_nodes, "restricted", lambda constraints, *_: constraints)
-    stage.world.add_machine("node", 4, 16, {}, [])
     submit(stage, "job", limits={MIG: 1})
     assert "is created for node, which has 0" in fails(stage, 1)
 
@@ -532,7 +520,6 @@ def test_a_quota_of_devices_that_is_not_looked_at_breaks_clause_2(stage: Stage, 
 @pytest.mark.parametrize("stage", [Kind(answers=False)], indirect=True)
 def test_jobs_that_wait_for_the_answer_of_a_policy_file_break_clause_4(stage: Stage, broken: Broken) -> None:
     broken(learned, "_fallback", lambda view, why, _: Decision(shares=(), memory=view.memory, fallback=why))
-    stage.world.add_machine("node", 4, 16, {}, [])
     submit(stage, "job")
     assert "vision/job might run and says HeldByPolicy" in fails(stage, 4)
 
@@ -549,7 +536,6 @@ def test_what_is_lent_comes_back_while_the_api_server_refuses_another_pod_of_the
         right(manifest)
 
     monkeypatch.setattr(stage.world, "create", create)
-    stage.world.add_machine("node", 4, 16, {}, [])
     submit(stage, "job", minReplicas=2, maxReplicas=3)
     lives(stage, 20)
     assert only_job(stage).status.scheduling.extra == 1
@@ -605,7 +591,7 @@ PREEMPTION: Final = {"noticeSeconds": 3, "cooldownSeconds": 2, "minRuntimeSecond
 @pytest.mark.parametrize("cause", ["webhook", "image"])
 def test_gpus_that_are_kept_for_refused_workers_break_clause_8(stage: Stage, broken: Broken, cause: str) -> None:
     broken(Claims, "_doubt", lambda *_: None)
-    stage.world.add_machine("node", 8, 16, {}, [])
+    stage.world.set_gpus("node", 8)
     refuse(stage, cause)
     submit(stage, "job")
     assert "has held GPUs" in fails(stage, 8)
@@ -613,7 +599,7 @@ def test_gpus_that_are_kept_for_refused_workers_break_clause_8(stage: Stage, bro
 
 def test_a_denial_that_is_taken_as_final_breaks_clause_8(stage: Stage, broken: Broken) -> None:
     broken(Status, "is_invalid", property(lambda status: status.code == 422))
-    stage.world.add_machine("node", 8, 16, {}, [])
+    stage.world.set_gpus("node", 8)
     refuse(stage, "webhook")
     submit(stage, "job")
     assert "ends by a denial" in fails(stage, 8)
@@ -622,7 +608,7 @@ def test_a_denial_that_is_taken_as_final_breaks_clause_8(stage: Stage, broken: B
 @pytest.mark.parametrize("cause", ["webhook", "image"])
 def test_a_job_whose_workers_are_refused_starts_once_they_are_not(stage: Stage, cause: str) -> None:
     """It is tried again with back-off."""
-    stage.world.add_machine("node", 1, 16, {}, [])
+    stage.world.set_gpus("node", 1)
     refuse(stage, cause)
     submit(stage, "job")
     lives(stage, 30)
@@ -650,8 +636,14 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
 
 @pytest.fixture
 def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """A cluster without nodes, of the kind that is the parameter; plans are not judged."""
-    made = Stage(0, judges_plans=False, policy=FairPolicy(), kind=getattr(request, "param", PLAIN))
+    """A cluster of the kind that is the parameter, with a node of four GPUs where they are no devices.
+
+    Plans are not judged.
+    """
+    kind = getattr(request, "param", PLAIN)
+    made = Stage(0, judges_plans=False, policy=FairPolicy(), kind=kind)
+    if not kind.has_devices:
+        made.world.add_machine("node", 4, 16, {}, [])
     yield made
     made.close()
 

@@ -48,6 +48,11 @@ class Life:
         self.operator = self.next_operator()
         self.on_step: Callable[[], None] = lambda: None
 
+    def offer(self, gpus: int, quota: int) -> None:
+        """Add a node with so many GPUs, of which Kueue's quota allows some."""
+        self.world.add_node("node", gpus=gpus)
+        self.kueue.add_flavor("any", gpus=quota)
+
     def next_operator(self) -> LiveOperator:
         rules = Rules(stop_grace_seconds=10)
         return LiveOperator(self.world, FairPolicy(), self._settings, rules, self._runner, KINDS_WITH_KUEUE)
@@ -112,8 +117,7 @@ def life() -> Iterator[Life]:
 
 
 def test_a_job_waits_for_kueue_and_says_what_kueue_says(life: Life) -> None:
-    life.world.add_node("node", gpus=4)
-    life.kueue.add_flavor("any", gpus=1)
+    life.offer(gpus=4, quota=1)
     life.submit(minReplicas=2, maxReplicas=2)
     life.live(10)
 
@@ -160,8 +164,7 @@ def test_pods_go_where_the_flavor_says(life: Life) -> None:
 
 
 def test_an_evicted_job_saves_a_checkpoint_and_gives_its_quota_back_only_then(life: Life) -> None:
-    life.world.add_node("node", gpus=1)
-    life.kueue.add_flavor("any", gpus=1)
+    life.offer(gpus=1, quota=1)
     life.submit(preemption={**SPEC["preemption"], "base": "Checkpoint"})
     life.until(life.runs)
     life.live(20)
@@ -189,8 +192,7 @@ def test_an_evicted_job_saves_a_checkpoint_and_gives_its_quota_back_only_then(li
 
 
 def test_a_job_that_is_suspended_or_over_holds_no_quota(life: Life) -> None:
-    life.world.add_node("node", gpus=2)
-    life.kueue.add_flavor("any", gpus=2)
+    life.offer(gpus=2, quota=2)
     life.submit()
     life.submit("short", timeBudgetSeconds=10)
     life.until(lambda: life.runs() and life.status("short").phase is JobPhase.COMPLETE)
@@ -209,8 +211,7 @@ def test_a_job_that_is_suspended_or_over_holds_no_quota(life: Life) -> None:
 @pytest.mark.parametrize("restarts", [False, True])
 def test_while_kueue_is_away_what_runs_runs_on(life: Life, restarts: bool) -> None:
     """Also if somebody has deleted its Workload: it is made again, and only Kueue's word counts."""
-    life.world.add_node("node", gpus=2)
-    life.kueue.add_flavor("any", gpus=1)
+    life.offer(gpus=2, quota=1)
     life.submit()
     life.until(life.runs)
     pods = [pod["metadata"]["uid"] for pod in life.pods()]
@@ -250,8 +251,7 @@ def test_a_workload_that_cannot_be_made_is_the_reason(life: Life, code: int, sai
 
 
 def test_a_workload_that_was_deactivated_stays_so(life: Life) -> None:
-    life.world.add_node("node", gpus=1)
-    life.kueue.add_flavor("any", gpus=1)
+    life.offer(gpus=1, quota=1)
     life.submit()
     life.until(life.runs)
     life.kueue.deactivate(life.workload())
@@ -267,8 +267,7 @@ def test_a_workload_that_was_deactivated_stays_so(life: Life) -> None:
 
 def test_a_job_that_asks_for_more_asks_kueue_again(life: Life) -> None:
     """While it waits, and while it runs: it never uses more than it was admitted for, but for a notice."""
-    life.world.add_node("node", gpus=4)
-    life.kueue.add_flavor("any", gpus=2)
+    life.offer(gpus=4, quota=2)
     life.submit(minReplicas=3, maxReplicas=3)
     life.live(5)
     life.world.change_spec("ns/job", minReplicas=1, maxReplicas=1)
@@ -287,8 +286,7 @@ _NO_PLACE = 'couldn\'t assign flavors to pod set main: topology "default" allows
 
 def test_lent_gpus_are_given_back_for_a_workload_that_waits(life: Life) -> None:
     """Of all its pods, or of none: where it could not run anyway, GPUs stay lent. And none are lent as it waits."""
-    life.world.add_node("node", gpus=3)
-    life.kueue.add_flavor("any", gpus=1)
+    life.offer(gpus=3, quota=1)
     life.submit(maxReplicas=3)
     life.until(lambda: life.runs() and life.status().scheduling.extra == 2)
     life.kueue.away = True  # its topology-aware scheduling is not simulated
@@ -320,8 +318,7 @@ def test_lent_gpus_are_given_back_for_a_workload_that_waits(life: Life) -> None:
 def test_nothing_is_given_back_for_a_workload_that_would_not_be_admitted_by_it(
     life: Life, reason: str, message: str, active: bool
 ) -> None:
-    life.world.add_node("node", gpus=2)
-    life.kueue.add_flavor("any", gpus=1)
+    life.offer(gpus=2, quota=1)
     life.submit(maxReplicas=2)
     life.until(lambda: life.status().scheduling.extra == 1)
     life.kueue.away = True
@@ -341,8 +338,7 @@ def admitting_extras() -> Iterator[Life]:
 
 def test_extra_workers_are_lent_as_far_as_kueue_admits_them_and_given_back_one_by_one(admitting_extras: Life) -> None:
     life = admitting_extras
-    life.world.add_node("node", gpus=4)
-    life.kueue.add_flavor("any", gpus=3)
+    life.offer(gpus=4, quota=3)
     life.submit(maxReplicas=4)
     most: list[int] = []
     life.on_step = lambda: most.append(len(life.pods("extra")) + len(life.pods()))
@@ -368,8 +364,7 @@ def test_extra_workers_are_lent_as_far_as_kueue_admits_them_and_given_back_one_b
 
 def test_extra_workers_stay_while_kueue_is_away(admitting_extras: Life) -> None:
     life = admitting_extras
-    life.world.add_node("node", gpus=2)
-    life.kueue.add_flavor("any", gpus=2)
+    life.offer(gpus=2, quota=2)
     life.submit(maxReplicas=2)
     life.until(lambda: life.status().scheduling.extra == 1)
     life.kueue.away = True
@@ -387,8 +382,7 @@ def test_extra_workers_stay_while_kueue_is_away(admitting_extras: Life) -> None:
 def test_kueue_hears_what_a_running_job_would_lose() -> None:
     with asyncio.Runner() as runner:
         life = Life(runner, replace(SETTINGS, kueue_priority_boost=True))
-        life.world.add_node("node", gpus=1)
-        life.kueue.add_flavor("any", gpus=1)
+        life.offer(gpus=1, quota=1)
         life.submit(timeBudgetSeconds=1e5)
         life.until(life.runs)
 
@@ -410,8 +404,7 @@ def test_who_loses_more_is_boosted_no_less(one: float, other: float) -> None:
 
 
 def test_a_job_that_loses_its_label_is_kueues_until_it_waits(life: Life) -> None:
-    life.world.add_node("node", gpus=2)
-    life.kueue.add_flavor("any", gpus=1)
+    life.offer(gpus=2, quota=1)
     life.submit()
     life.submit("waits")
     life.until(life.runs)
@@ -446,8 +439,7 @@ def test_whatever_kueue_does_no_pod_has_gpus_against_its_word_and_in_peace_all_r
 ) -> None:
     with asyncio.Runner() as runner:
         life = Life(runner, replace(SETTINGS, kueue_extra_workers=extras))
-        life.world.add_node("node", gpus=4)
-        life.kueue.add_flavor("any", gpus=3)
+        life.offer(gpus=4, quota=3)
 
         def creating(manifest: Mapping[str, Any]) -> None:
             if manifest["kind"] == "Pod" and "-base-" in manifest["metadata"]["name"]:

@@ -5,25 +5,37 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from espalier_core.metrics import FAMILIES, Exporter
 from espalier_core.types.allocation import SignalTrace
 from espalier_core.types.reasons import Reason
-from espalier_core.types.status import JobStatus, SchedulingStatus, TimeBudgetStatus
-from espalier_operator.kube.metrics.exporter import KEPT_SECONDS, MOST_REMEMBERED, REMEMBERED_SECONDS, OperatorMetrics
+from espalier_core.types.report import MAX_METRICS, MAX_PROBABILITIES, Adaptation, Metric
+from espalier_core.types.status import JobStatus, SchedulingStatus, TimeBudgetStatus, TrainingStatus
+from espalier_operator.kube.metrics.exporter import (
+    KEPT_SECONDS,
+    MOST_NAMES,
+    MOST_REMEMBERED,
+    REMEMBERED_SECONDS,
+    OperatorMetrics,
+)
 from espalier_operator.kube.metrics.measurements import Owner, Signals, exporter_to, measurements, tracer_into
 from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import Admit, GrantExtra, Plan
+from operator_world.kube_objects import adaptation
 from otlp import collecting
 
 NOW = 1_000.0
@@ -206,7 +218,6 @@ def test_a_signal_is_one_trace_from_the_event_to_the_acknowledgement() -> None:
     named = SignalTrace.of("uid-1", 3)
     assert (root.context.trace_id, root.context.span_id, root.parent) == (named.trace_id, named.span_id, None)
     for span in spans.values():
-        assert span.parent is not None
         assert (span.context.trace_id, span.parent.span_id) == (named.trace_id, named.span_id)
     assert root.attributes == {
         "k8s.namespace.name": "team",
@@ -234,3 +245,67 @@ def test_spans_are_exported_by_otlp() -> None:
 def test_without_an_endpoint_the_sdk_is_not_imported() -> None:
     code = "import espalier_operator.kube.process.main, sys; sys.exit('opentelemetry.sdk' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+# ---- names that jobs choose become values of labels: few, short, and readable, whatever a status has
+
+TEXTS = st.text(max_size=300) | st.text(max_size=4).map(lambda text: 80 * text)
+NAMES = st.lists(TEXTS, max_size=6).flatmap(
+    lambda few: st.integers(0, 150).map(lambda many: few + [f"n{i}" for i in range(many)])
+)
+VALUE = re.compile("[ -~]{0,253}")
+
+
+def advised(action: str, choices: list[str], trigger: str) -> Adaptation:
+    probabilities = dict.fromkeys(choices, 0.5)
+    return adaptation(decision_id=trigger, trigger=trigger, action=action, policy=trigger, probabilities=probabilities)
+
+
+def status(figures: list[str], made: list[Adaptation]) -> JobStatus:
+    metrics = tuple(Metric(name=name, value=1) for name in figures)
+    return JobStatus(training=TrainingStatus(metrics=metrics), adaptations=tuple(made))
+
+
+def look_at(metrics: OperatorMetrics, owner: Owner, named: JobStatus) -> list[Sample]:
+    """Return the samples once a job has this status."""
+    metrics.look([LiveJob(owner=owner, name="one", status=named, facts=None)], Snapshot(taken_at=NOW), {}, {}, {})
+    families = text_string_to_metric_families(metrics.text(leads=True).decode())
+    return [sample for family in families for sample in family.samples]
+
+
+@settings(max_examples=30)
+@given(NAMES, st.lists(st.builds(advised, TEXTS, NAMES, TEXTS), max_size=2), TEXTS)
+def test_whatever_a_job_names_its_labels_are_few_and_short(
+    figures: list[str], made: list[Adaptation], queue: str
+) -> None:
+    """Also of what is counted, where each new value would be a series for ever."""
+    metrics, named, owner = OperatorMetrics(lambda: NOW), status(figures, made), replace(OWNER, queue=queue)
+    metrics.add(measurements(None, named, owner))
+    samples = look_at(metrics, owner, named)
+    assert all(VALUE.fullmatch(value) for sample in samples for value in sample.labels.values())
+    found = Counter(sample.name for sample in samples)
+    assert found["espalier_job_metric"] <= MAX_METRICS
+    assert found["espalier_job_decision_probability_ratio"] <= MAX_PROBABILITIES
+    assert found["espalier_adaptations_total"] <= 2
+
+
+def test_new_names_with_each_report_do_not_make_new_series_without_end() -> None:
+    """The first ones stay; a job of the same name that was made later chooses its own."""
+    metrics, seen, made = OperatorMetrics(lambda: NOW), set[str](), set[str]()
+
+    def look(owner: Owner, figures: list[str], choices: list[str]) -> None:
+        for sample in look_at(metrics, owner, status(figures, [advised("Nothing", choices, "t")])):
+            if sample.name == "espalier_job_metric":
+                seen.add(sample.labels["metric"])
+            elif sample.name == "espalier_job_decision_probability_ratio":
+                made.add(sample.labels["choice"])
+
+    for turn in range(20):
+        look(OWNER, ["loss", *(f"{turn}-{i}" for i in range(20))], [f"{turn}-{i}" for i in range(50)])
+    assert len(seen) == MOST_NAMES["espalier_job_metric"]
+    assert len(made) == MOST_NAMES["espalier_job_decision_probability_ratio"]
+    seen.clear()
+    look(OWNER, ["loss", "new"], [])
+    assert seen == {"loss"}
+    look(replace(OWNER, created_at=NOW + 9), ["new"], [])
+    assert seen == {"loss", "new"}

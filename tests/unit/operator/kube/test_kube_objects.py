@@ -73,6 +73,7 @@ TOKEN_MOUNT = {"name": "espalier-agent-token", "mountPath": "/var/run/secrets/es
 TOKEN_SOURCE = {"path": "token", "audience": "espalier-agent/ns/one/uid-1", "expirationSeconds": 3600}
 TOKEN_VOLUME = {"name": "espalier-agent-token", "projected": {"sources": [{"serviceAccountToken": TOKEN_SOURCE}]}}
 CHECKPOINT_MOUNT = {"name": "espalier-checkpoints", "mountPath": "/checkpoints"}
+RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 CHECKPOINT_VOLUME = {"name": "espalier-checkpoints", "emptyDir": {}}
 
 
@@ -88,6 +89,11 @@ def a_container(**changes):
         "volumeMounts": [CONTRACT_MOUNT, CHECKPOINT_MOUNT],
     }
     return {key: value for key, value in (plain | changes).items() if value is not None}
+
+
+def contract(**changes):
+    """The variables of a worker, some with another value."""
+    return [{**entry, **({"value": changes[entry["name"]]} if entry["name"] in changes else {})} for entry in CONTRACT]
 
 
 def a_spec(container=None, **changes):
@@ -230,9 +236,7 @@ def test_an_account_of_the_template_gets_the_rights_and_runs_the_pods(field):
 
 
 def test_a_leader_whole():
-    job = templated()
-    env = [{**entry, "value": "7"} if entry["name"] == "ESPALIER_ATTEMPT" else entry for entry in CONTRACT]
-    pod = worker_pod(job, STATUS, WorkerRole.BASE, 0, 7, SETTINGS)
+    pod = worker_pod(templated(), STATUS, WorkerRole.BASE, 0, 7, SETTINGS)
     annotations = pod["metadata"].pop("annotations")
     assert pod == {
         "apiVersion": "v1",
@@ -247,7 +251,7 @@ def test_a_leader_whole():
                 "espalier.dev/attempt": "7",
             },
         },
-        "spec": a_spec(a_container(env=[*env, METRICS])),
+        "spec": a_spec(a_container(env=[*contract(ESPALIER_ATTEMPT="7"), METRICS])),
     }
     assert annotations.keys() == {
         "espalier.dev/job",
@@ -274,17 +278,10 @@ def test_building_changes_nothing_in_the_job():
 
 
 def test_an_extra_worker_yields_to_everybody():
-    env = [
-        {**entry, "value": "extra"}
-        if entry["name"] == "ESPALIER_WORKER_ROLE"
-        else {**entry, "value": "2"}
-        if entry["name"] == "ESPALIER_WORKER_INDEX"
-        else entry
-        for entry in CONTRACT
-    ]
     job = kube_job("one", {"template": template(priority=7, preemptionPolicy="Never"), "priorityClassName": "high"})
+    extra = a_container(env=contract(ESPALIER_WORKER_ROLE="extra", ESPALIER_WORKER_INDEX="2"), ports=None)
     assert spec_of(job, WorkerRole.EXTRA, 2) == a_spec(
-        a_container(env=env, ports=None), hostname="one-extra-2", priorityClassName="espalier-extra"
+        extra, hostname="one-extra-2", priorityClassName="espalier-extra"
     )
     assert spec_of(job) == a_spec(priorityClassName="high", preemptionPolicy="Never"), "base workers take the job's"
     plain = KubeSettings(extra_priority_class=None)
@@ -308,11 +305,7 @@ def test_the_ready_trainer_runs_under_restricted_pod_security():
     ready = a_container(
         image="ours:1",
         imagePullPolicy="Never",
-        securityContext={
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        securityContext={**RESTRICTED, "readOnlyRootFilesystem": True},
         env=[*CONTRACT, TOKEN, {"name": "ESPALIER_AGENT_URL", "value": "http://agent:8080"}, METRICS],
         volumeMounts=[{"name": "espalier-tmp", "mountPath": "/tmp"}, CONTRACT_MOUNT, TOKEN_MOUNT, CHECKPOINT_MOUNT],
     )
@@ -332,18 +325,9 @@ def test_the_ready_trainer_runs_under_restricted_pod_security():
 
 
 def test_what_a_template_without_image_says_of_security_stays():
-    job = kube_job(
-        "one",
-        {
-            "template": {
-                "spec": {
-                    "securityContext": {"runAsUser": 7, "supplementalGroups": [5]},
-                    "containers": [{"resources": LIMITS, "securityContext": {"readOnlyRootFilesystem": False}}],
-                }
-            }
-        },
-    )
-    spec = spec_of(job)
+    container = {"resources": LIMITS, "securityContext": {"readOnlyRootFilesystem": False}}
+    given = {"securityContext": {"runAsUser": 7, "supplementalGroups": [5]}, "containers": [container]}
+    spec = spec_of(kube_job("one", {"template": {"spec": given}}))
     assert spec["securityContext"] == {
         "runAsUser": 7,
         "supplementalGroups": [5],
@@ -351,11 +335,7 @@ def test_what_a_template_without_image_says_of_security_stays():
         "fsGroup": 65532,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    assert spec["containers"][0]["securityContext"] == {
-        "readOnlyRootFilesystem": False,
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    assert spec["containers"][0]["securityContext"] == {**RESTRICTED, "readOnlyRootFilesystem": False}
 
 
 def test_the_platform_may_choose_the_user_of_the_ready_trainer():
@@ -367,17 +347,7 @@ def test_the_platform_may_choose_the_user_of_the_ready_trainer():
     job = kube_job("one", {"template": {"spec": {"securityContext": given, "containers": [container]}}})
     spec = spec_of(job)
     assert spec["securityContext"] == {"runAsNonRoot": True}
-    assert spec["containers"][0]["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-    }
-
-
-def test_an_image_of_one_s_own_gets_no_security_of_ours():
-    own = {"securityContext": {"privileged": True}}
-    assert spec_of(templated(own, securityContext={"runAsUser": 0})) == a_spec(
-        a_container(**own), securityContext={"runAsUser": 0}
-    )
+    assert spec["containers"][0]["securityContext"] == RESTRICTED
 
 
 @pytest.mark.parametrize(
@@ -406,17 +376,6 @@ def test_a_volume_beside_the_checkpoints_is_no_place_for_them():
     own = {"name": "claim", "mountPath": "/check"}
     spec = spec_of(templated({"volumeMounts": [own]}))
     assert spec["containers"][0]["volumeMounts"] == [own, CONTRACT_MOUNT, CHECKPOINT_MOUNT]
-
-
-def test_a_volume_that_is_called_ours_is_taken():
-    claim = {"name": "espalier-checkpoints", "persistentVolumeClaim": {"claimName": "mine"}}
-    assert spec_of(templated(volumes=[claim])) == a_spec(volumes=[claim, CONTRACT_VOLUME])
-
-
-def test_the_contract_has_its_folder_whatever_the_template_mounts_there():
-    own = [{"name": "etc", "mountPath": "/etc"}, {"name": "mine", "mountPath": "/etc/espalier/"}]
-    job = templated({"volumeMounts": own}, volumes=[{"name": "espalier-contract", "emptyDir": {}}])
-    assert spec_of(job) == a_spec(a_container(volumeMounts=[own[0], CONTRACT_MOUNT, CHECKPOINT_MOUNT]))
 
 
 def test_a_relative_checkpoint_path_is_made_absolute_and_the_trainer_told():
@@ -490,14 +449,42 @@ def test_a_port_of_the_template_s_stays_beside_that_for_metrics():
     assert spec_of(templated({"env": [own]}))["containers"][0]["env"].count(own) == 1
 
 
+OTHERS = [{"name": "logs", "image": "logs", "env": [{"name": "A", "value": "b"}]}]
+INIT = [{"name": "fetch", "image": "fetch"}, {"name": "proxy", "image": "proxy", "restartPolicy": "Always"}]
+MINE = {"name": "espalier-checkpoints", "persistentVolumeClaim": {"claimName": "mine"}}
+ETC, HIDDEN = {"name": "etc", "mountPath": "/etc"}, {"name": "mine", "mountPath": "/etc/espalier/"}
+
+
+@pytest.mark.parametrize(
+    ("container", "spec", "expected"),
+    [
+        ({"env": None, "volumeMounts": None, "securityContext": None}, {"affinity": None, "nodeSelector": None}, {}),
+        (  # an image of one's own gets no security of ours
+            {"securityContext": {"privileged": True}},
+            {"securityContext": {"runAsUser": 0}},
+            {
+                "container": a_container(securityContext={"privileged": True}),
+                "securityContext": {"runAsUser": 0},
+            },
+        ),
+        ({}, {"volumes": [MINE]}, {"volumes": [MINE, CONTRACT_VOLUME]}),
+        (  # the contract has its folder whatever the template mounts there
+            {"volumeMounts": [ETC, HIDDEN]},
+            {"volumes": [{"name": "espalier-contract", "emptyDir": {}}]},
+            {"container": a_container(volumeMounts=[ETC, CONTRACT_MOUNT, CHECKPOINT_MOUNT])},
+        ),
+        ({}, {"initContainers": INIT}, {"initContainers": INIT}),
+    ],
+    ids=["nulls mean nothing", "security", "a volume that is called ours", "a folder that is ours", "init containers"],
+)
+def test_what_a_template_says_stays_but_for_what_is_ours(container, spec, expected):
+    assert spec_of(templated(container, **spec)) == a_spec(**expected)
+
+
 def test_other_containers_stay_as_they_are():
-    others = [{"name": "logs", "image": "logs", "env": [{"name": "A", "value": "b"}]}]
-    init = [{"name": "fetch", "image": "fetch"}, {"name": "proxy", "image": "proxy", "restartPolicy": "Always"}]
-    given = template(initContainers=init)
-    given["spec"]["containers"] += others
-    assert spec_of(kube_job("one", {"template": given})) == a_spec(
-        containers=[a_container(), *others], initContainers=init
-    )
+    given = template()
+    given["spec"]["containers"] += OTHERS
+    assert spec_of(kube_job("one", {"template": given})) == a_spec(containers=[a_container(), *OTHERS])
 
 
 def test_gpus_may_be_those_of_a_second_container_and_of_another_make():
@@ -769,8 +756,3 @@ def test_limits_of_two_gpu_resources_are_refused_by_their_names():
     parsed = parse_job(raw_job("one", {"template": both}), KubeSettings(other_gpu_resources=("amd.com/gpu",)))
     problem = "has limits of nvidia.com/gpu and amd.com/gpu; a worker can use one of them"
     assert parsed.problems == (f"spec.template.spec.containers: {problem}",)
-
-
-def test_nulls_in_a_template_mean_nothing():
-    job = templated({"env": None, "volumeMounts": None, "securityContext": None}, affinity=None, nodeSelector=None)
-    assert spec_of(job) == a_spec()

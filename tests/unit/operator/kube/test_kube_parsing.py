@@ -39,10 +39,13 @@ from operator_world.kube_objects import (
     kube_job,
     raw_job,
     raw_node,
+    raw_stranger,
     raw_worker,
     template,
     terminated,
     time_at,
+    unschedulable,
+    waiting_for,
 )
 from operator_world.kube_strategies import mutated
 
@@ -160,29 +163,31 @@ def test_nodes_that_offer_less(change, expected):
     assert replace(parse_node({**raw_node("n1"), **change}, SETTINGS), resources={}) == replace(plain, **expected)
 
 
+def container(gpus: Any = None, restart: str | None = None, **resources: Any) -> dict[str, Any]:
+    limits = {} if gpus is None else {"limits": {GPU: gpus}}
+    return {"resources": {**limits, **resources}, **({"restartPolicy": restart} if restart else {})}
+
+
 @pytest.mark.parametrize(
     ("spec", "requests"),
     [
         ({}, {}),
-        ({"containers": [{"resources": {"requests": {"cpu": "1500m", GPU: 2}}}]}, {"cpu": 1500}),
-        (
-            {"containers": [{"resources": {"limits": {"memory": "1Ki"}, "requests": {"cpu": 1}}}]},
-            {"cpu": 1000, "memory": 1024},
-        ),
-        ({"containers": [{"resources": {"limits": {"cpu": 4}, "requests": {"cpu": 1}}}] * 2}, {"cpu": 2000}),
+        ({"containers": [container(requests={"cpu": "1500m", GPU: 2})]}, {"cpu": 1500}),
+        ({"containers": [container(limits={"memory": "1Ki"}, requests={"cpu": 1})]}, {"cpu": 1000, "memory": 1024}),
+        ({"containers": [container(limits={"cpu": 4}, requests={"cpu": 1})] * 2}, {"cpu": 2000}),
         (
             {
-                "initContainers": [{"resources": {"requests": {"cpu": 3}}}],
-                "containers": [{"resources": {"requests": {"cpu": 1}}}],
+                "initContainers": [container(requests={"cpu": 3})],
+                "containers": [container(requests={"cpu": 1})],
                 "overhead": {"cpu": "250m"},
             },
             {"cpu": 3250},
         ),
-        ({"containers": [{"resources": {"requests": {"cpu": "a lot"}}}, 3]}, {}),
+        ({"containers": [container(requests={"cpu": "a lot"}), 3]}, {}),
         (
             {
                 "resources": {"requests": {"cpu": 8}, "limits": {"cpu": 9, "memory": "2Ki"}},
-                "containers": [{"resources": {"requests": {"cpu": 1, "memory": "1Ki"}}}],
+                "containers": [container(requests={"cpu": 1, "memory": "1Ki"})],
             },
             {"cpu": 8000, "memory": 1024},
         ),
@@ -194,11 +199,6 @@ def test_what_a_pod_requests_besides_gpus(spec, requests):
 
 
 # ---- effective requests of pods
-
-
-def container(gpus: Any = None, restart: str | None = None, **resources: Any) -> dict[str, Any]:
-    limits = {} if gpus is None else {"limits": {GPU: gpus}}
-    return {"resources": {**limits, **resources}, **({"restartPolicy": restart} if restart else {})}
 
 
 @pytest.mark.parametrize(
@@ -266,12 +266,8 @@ def test_what_a_pod_asks_of_nodes():
 )
 def test_which_pods_of_others_wait_for_gpus(change, wants):
     """One that kube-scheduler cannot place for another reason holds nobody back."""
-    raw = raw_worker(JOB, node=None, phase="Pending")
-    raw["metadata"]["ownerReferences"] = []
-    if "message" in change:
-        raw["status"]["conditions"] = [
-            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": change["message"]}
-        ]
+    refused = [unschedulable(change["message"])] if "message" in change else []
+    raw = raw_stranger(node=None, phase="Pending", conditions=refused)
     raw["spec"]["schedulerName"] = change.get("scheduler", "default-scheduler")
     assert (foreign_worker(pod_of(raw)) is not None) == wants
     raw["spec"]["nodeName"] = "node"
@@ -292,11 +288,7 @@ def test_which_pods_of_others_wait_for_gpus(change, wants):
 def test_from_how_many_nodes_kube_scheduler_keeps_a_pod_for_reasons_unknown_here(reasons, barred):
     preemption = " preemption: 0/5 nodes are available: 2 No preemption victims found, 3 Preemption is not helpful."
     for message in (f"0/5 nodes are available: {reasons}.", f"0/5 nodes are available: {reasons}.{preemption}"):
-        raw = raw_worker(JOB, node=None, phase="Pending")
-        raw["metadata"]["ownerReferences"] = []
-        raw["status"]["conditions"] = [
-            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-        ]
+        raw = raw_stranger(node=None, phase="Pending", conditions=[unschedulable(message)])
         assert foreign_worker(pod_of(raw)).barred_nodes == barred
         raw["spec"]["nodeName"] = "node"
         assert foreign_worker(pod_of(raw)).barred_nodes == 0, "it has found one"
@@ -313,6 +305,9 @@ def test_a_worker_of_ours():
     assert (pod.exit_code, pod.ended, pod.done, pod.trouble) == (None, False, False, None)
 
 
+(OWNER,) = raw_worker(JOB)["metadata"]["ownerReferences"]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -324,21 +319,16 @@ def test_a_worker_of_ours():
         {"name": "one-base-x-0"},
         {"name": "two-base-0-0"},
         {"name": "one-base-99999999999-0"},
+        {"ownerReferences": [{**OWNER, "controller": False}]},
     ],
 )
-def test_pods_that_only_look_like_ours_are_foreign(change):
+def test_pods_that_only_look_like_ours_or_refer_to_a_job_that_does_not_control_them_are_foreign(change):
     raw = raw_worker(JOB)
     raw["metadata"]["labels"] = names.worker_labels("one", WorkerRole.BASE, 0, 0)
     raw["metadata"] |= change
     pod = pod_of(raw)
     assert (pod.owner, pod.role, pod.index, pod.attempt) == (None, WorkerRole.FOREIGN, 0, 0)
     assert pod.gpus == 1
-
-
-def test_a_reference_that_does_not_control_is_no_owner():
-    raw = raw_worker(JOB)
-    raw["metadata"]["ownerReferences"][0]["controller"] = False
-    assert pod_of(raw).owner is None
 
 
 def test_labels_that_somebody_took_off_are_not_foreign():
@@ -379,11 +369,17 @@ def test_pods_of_two_jobs_never_share_a_name(jobs, role):
 # ---- what becomes of pods, as the kubelet and the control plane write it
 
 
-def test_pending_for_want_of_gpus():
-    message = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    pod = worker(phase="Pending", node=None, state={}, conditions=[condition])
-    assert (pod.trouble, pod.message, pod.node) == (Reason.UNSCHEDULABLE, message, None)
+@pytest.mark.parametrize(
+    ("why", "trouble"),
+    [
+        ("3 Insufficient nvidia.com/gpu.", Reason.UNSCHEDULABLE),
+        ('persistentvolumeclaim "data" not found. preemption: not helpful.', Reason.VOLUME_UNAVAILABLE),
+    ],
+)
+def test_what_kube_scheduler_refuses_wants_a_node_or_a_claim_that_does_not_exist(why, trouble):
+    message = f"0/3 nodes are available: {why}"
+    pod = worker(phase="Pending", node=None, state={}, conditions=[unschedulable(message)])
+    assert (pod.trouble, pod.message, pod.node) == (trouble, message, None)
 
 
 @pytest.mark.parametrize("where", ["containerStatuses", "initContainerStatuses"])
@@ -400,27 +396,17 @@ def test_pending_for_want_of_gpus():
     ],
 )
 def test_waiting_containers(where, reason, trouble):
-    waiting = {"waiting": {"reason": reason, "message": 'Back-off pulling image "x"'}}
-    waits = {where: [{"name": "some", "state": waiting}]}
-    pod = worker(phase="Pending", **waits)
+    waiting = waiting_for(reason, 'Back-off pulling image "x"')
+    pod = worker(phase="Pending", **{where: [{"name": "some", "state": waiting}]})
     assert pod.trouble is trouble
     assert pod.message == (f'{reason}: Back-off pulling image "x"' if trouble else "")
 
 
 def test_gated():
-    raw = raw_worker(JOB, phase="Pending", node=None, state={})
-    raw["spec"]["schedulingGates"] = [{"name": "queue"}]
-    pod = pod_of(raw)
+    pod = worker(phase="Pending", node=None, state={}, gates=["queue"])
     assert (pod.gated, pod.trouble) == (True, Reason.SCHEDULING_GATED)
     assert pod.message.endswith("scheduling gates: queue")
     assert not worker().gated
-
-
-def test_a_claim_that_does_not_exist_is_no_want_of_a_node():
-    message = '0/3 nodes are available: persistentvolumeclaim "data" not found. preemption: not helpful.'
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    pod = worker(phase="Pending", node=None, state={}, conditions=[condition])
-    assert (pod.trouble, pod.message) == (Reason.VOLUME_UNAVAILABLE, message)
 
 
 EVICTED, MEMORY = {"reason": "Evicted"}, "The node was low on resource: memory."
@@ -457,6 +443,11 @@ EVICTED, MEMORY = {"reason": "Evicted"}, "The node was low on resource: memory."
             {"reason": "DeadlineExceeded", "message": "active on the node longer than the specified deadline"},
             {"overran": True},
         ),
+        (  # a command that does not exist: nothing has run since 1970
+            terminated(128, EPOCH, started=0, reason="StartError", message='exec: "train": not found in $PATH'),
+            {},
+            {"exit_code": 128, "started_at": None, "finished_at": EPOCH},
+        ),
     ],
     ids=str,
 )
@@ -489,12 +480,9 @@ def test_evicted_by_the_kubelet_for_a_limit_of_its_own(message, state):
 
 
 def test_preempted_by_the_scheduler_and_on_its_way_out():
-    raw = raw_worker(
-        JOB, conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]
-    )
-    raw["metadata"]["deletionTimestamp"] = time_at(EPOCH + 5)
-    assert parse_pod(raw, SETTINGS).leaves_at == EPOCH + 5
-    pod = pod_of(raw)
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    pod = worker(conditions=[target], deleted_at=EPOCH + 5)
+    assert pod.leaves_at == EPOCH + 5
     assert (pod.disrupted, pod.deleting, pod.done) == (True, True, False)
 
 
@@ -504,20 +492,11 @@ def test_refused_by_the_kubelet():
     assert (pod.ended, pod.exit_code, pod.started_at, pod.disrupted) == (True, None, None, False)
 
 
-def test_a_command_that_does_not_exist():
-    words = {"reason": "StartError", "message": 'exec: "train": executable file not found in $PATH'}
-    state = {
-        "terminated": {"exitCode": 128, "startedAt": "1970-01-01T00:00:00Z", "finishedAt": time_at(EPOCH), **words}
-    }
-    pod = worker(phase="Failed", state=state)
-    assert (pod.exit_code, pod.started_at, pod.finished_at) == (128, None, EPOCH), "nothing has run since 1970"
-
-
 def test_an_init_container_that_failed():
     end = terminated(7, message="no such bucket")
     pod = worker(
         phase="Failed",
-        state={"waiting": {"reason": "PodInitializing"}},
+        state=waiting_for("PodInitializing"),
         initContainerStatuses=[{"name": "fetch", "state": end}],
     )
     assert (pod.exit_code, pod.started_at, pod.message) == (7, None, "no such bucket")

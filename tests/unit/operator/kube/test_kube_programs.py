@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiohttp import web
-from kubernetes.aio.client.api_client import ApiClient
-from kubernetes.aio.client.configuration import Configuration
 
+from api_stub import Handler, serving
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Metric
 from espalier_core.types.status import JobStatus
@@ -31,6 +29,7 @@ from espalier_operator.kube.state.progress import ProgramProgress, ProgressSourc
 from espalier_operator.kube.state.workers import observation_of, sort_pods
 from espalier_operator.model import NOWHERE, Stopping, WorkerRole
 from espalier_operator.programs import MAX_PAGE_BYTES, ProgramReading
+from operator_world.kube_known import Clock
 from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_worker, terminated
 
 SETTINGS = KubeSettings()
@@ -116,10 +115,8 @@ def test_where_progress_is_read() -> None:
     job, pages = program(), program(PAGES)
     running, ended = leader(job), leader(job, phase="Succeeded", state=terminated(0))
     source = source_of(job, running)
-    assert source is not None
     assert (source.leader.name, source.leader.container, source.leader.done) == ("one-base-0-0", "trainer", False)
     last = source_of(job, ended)
-    assert last is not None
     assert last.leader.done
     assert source_of(pages, running) is not None
     assert source_of(pages, ended) is None, "nobody serves metrics any more"
@@ -133,8 +130,6 @@ def test_the_end_is_unread_until_it_was_read_and_what_was_read_stays() -> None:
     job = program()
     progress, running = ProgramProgress(None), source_of(job, leader(job))
     ended = source_of(job, leader(job, phase="Succeeded", state=terminated(0)))
-    assert running is not None
-    assert ended is not None
     progress.take(running, {"step": 3.0}, EPOCH)
     assert not progress.is_unread(running)
     assert progress.is_unread(ended)
@@ -162,40 +157,6 @@ def test_the_status_of_a_program() -> None:
 # ---- reading, over HTTP
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.time = EPOCH
-
-    def now(self) -> float:
-        return self.time
-
-    def wall_seconds(self, seconds: float) -> float:
-        return seconds
-
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[tuple[KubeClient, int]]:
-    """Serve with `handler`; give a client of that as an API server, and the port."""
-    app = web.Application()
-    app.router.add_route("GET", "/{path:.*}", handler)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    node_pool = web.TCPSite(runner, "127.0.0.1", 0)
-    await node_pool.start()
-    port: int = node_pool._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-    configuration = Configuration(host=f"http://127.0.0.1:{port}")
-    configuration.client_session_kwargs = {"trust_env": False}
-    api = ApiClient(configuration)
-    try:
-        yield KubeClient(api), port
-    finally:
-        await api.close()  # type: ignore[no-untyped-call]
-        await runner.cleanup()
-
-
 def source(spec: Any, pod: str = "leader", *, ended: bool = False) -> ProgressSource:
     """Return a source on this machine."""
     phase = "Succeeded" if ended else "Running"
@@ -207,14 +168,16 @@ async def read_once(handler: Handler, given: Any, *, ended: bool = False) -> lis
     """Let a reader read one source until it has an answer; return what it got."""
     taken: list[Mapping[str, float] | None] = []
     done = asyncio.Event()
-    async with serving(handler) as (client, port):
+    async with serving(handler) as (api, port):
         spec = program({"progress": given(port)}).job.spec.program.progress
 
         def take(_: ProgressSource, values: Mapping[str, float] | None) -> None:
             taken.append(values)
             done.set()
 
-        reading = asyncio.create_task(ProgressReader(client, Clock(), lambda: [source(spec, ended=ended)], take).run())
+        reading = asyncio.create_task(
+            ProgressReader(KubeClient(api), Clock(), lambda: [source(spec, ended=ended)], take).run()
+        )
         async with asyncio.timeout(20):
             await done.wait()
         reading.cancel()
@@ -251,10 +214,10 @@ def test_that_a_log_may_not_be_read_is_known_until_it_is_read() -> None:
     assert found == [False, True, False, False]
 
 
-def test_the_newest_lines_of_a_log_are_read() -> None:
+async def test_the_newest_lines_of_a_log_are_read() -> None:
     asked: list[dict[str, str]] = []
     lines = [f"step {number}\n" for number in range(1000)]
-    assert asyncio.run(read_once(kubelet(lines, asked), log_of)) == [{"step": 999.0}]
+    assert await read_once(kubelet(lines, asked), log_of) == [{"step": 999.0}]
     assert asked == [{"container": "trainer", "tailLines": "100", "limitBytes": str(LOG_BYTES)}]
 
 
@@ -263,43 +226,43 @@ def test_the_newest_lines_of_a_log_are_read() -> None:
     [f"{'x' * 900} step {{}}\n", f"{'x' * 3000} step {{}}\n", "\rstep {}" + "\rstep 1" * 2000 + "\rstep {}"],
     ids=["long lines", "longer lines", "a progress bar"],
 )
-def test_the_newest_lines_are_read_where_a_hundred_are_too_many_bytes(entry: str) -> None:
+async def test_the_newest_lines_are_read_where_a_hundred_are_too_many_bytes(entry: str) -> None:
     """The limit of bytes cuts off the newest: values were of some of a hundred lines ago, also at a program's end."""
     asked: list[dict[str, str]] = []
     written = [entry.replace("{}", str(number)) for number in range(1000)]
-    assert asyncio.run(read_once(kubelet(written, asked), log_of, ended=True)) == [{"step": 999.0}]
+    assert await read_once(kubelet(written, asked), log_of, ended=True) == [{"step": 999.0}]
     assert len(asked) <= 3
 
 
-def test_a_number_that_is_cut_off_is_not_read() -> None:
+async def test_a_number_that_is_cut_off_is_not_read() -> None:
     asked: list[dict[str, str]] = []
     end = "x" * (LOG_BYTES - len("step 1\r") - len("step 12")) + "step 1234\r"
-    assert asyncio.run(read_once(kubelet(["step 1\r" + end], asked), log_of)) == [{"step": 1.0}]
+    assert await read_once(kubelet(["step 1\r" + end], asked), log_of) == [{"step": 1.0}]
     assert [each["tailLines"] for each in asked] == ["100", "1"]
 
 
 @pytest.mark.parametrize("code", [400, 403, 404, 500])
-def test_a_log_that_cannot_be_read_is_no_reading_and_asked_for_once(code: int) -> None:
+async def test_a_log_that_cannot_be_read_is_no_reading_and_asked_for_once(code: int) -> None:
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
         asked.append(request.path)
         return web.json_response({"kind": "Status", "message": "no"}, status=code)
 
-    assert asyncio.run(read_once(answer, log_of, ended=True)) == [None if code == 403 else {}]
+    assert await read_once(answer, log_of, ended=True) == [None if code == 403 else {}]
     assert len(asked) == 1
 
 
-def test_a_page_of_metrics_is_read_up_to_its_limit() -> None:
+async def test_a_page_of_metrics_is_read_up_to_its_limit() -> None:
     async def answer(request: web.Request) -> web.Response:
         assert request.path == "/stats"
         assert "Authorization" not in request.headers
         return web.Response(body=b"steps 3\n" + b"# x\n" * MAX_PAGE_BYTES + b"steps 9\n")
 
-    assert asyncio.run(read_once(answer, pages_of)) == [{"step": 3.0}]
+    assert await read_once(answer, pages_of) == [{"step": 3.0}]
 
 
-def test_a_page_that_is_elsewhere_or_compressed_is_not_read() -> None:
+async def test_a_page_that_is_elsewhere_or_compressed_is_not_read() -> None:
     async def moved(request: web.Request) -> web.Response:
         if request.path == "/stats":
             raise web.HTTPFound("/other")
@@ -308,41 +271,36 @@ def test_a_page_that_is_elsewhere_or_compressed_is_not_read() -> None:
     async def compressed(request: web.Request) -> web.Response:
         return web.Response(body=gzip.compress(b"steps 3\n"), headers={"Content-Encoding": "gzip"})
 
-    assert asyncio.run(read_once(moved, pages_of)) == [{}]
-    assert asyncio.run(read_once(compressed, pages_of)) == [{}]
+    assert await read_once(moved, pages_of) == [{}]
+    assert await read_once(compressed, pages_of) == [{}]
 
 
-def test_a_log_is_refused_with_the_words_of_the_server() -> None:
+async def test_a_log_is_refused_with_the_words_of_the_server() -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.json_response({"kind": "Status", "message": "forbidden"}, status=403)
 
-    async def ask() -> None:
-        async with serving(answer) as (client, _):
-            await client.log("ns", "pod", "trainer", lines=1, limit=10)
-
-    with pytest.raises(ApiRefusalError, match="403"):
-        asyncio.run(ask())
+    async with serving(answer) as (api, _):
+        with pytest.raises(ApiRefusalError, match="403"):
+            await KubeClient(api).log("ns", "pod", "trainer", lines=1, limit=10)
 
 
-def test_many_programs_take_turns_those_that_have_ended_first() -> None:
+async def test_many_programs_take_turns_those_that_have_ended_first() -> None:
     read: list[str] = []
+    counts: list[int] = []
 
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text="step 1")
 
-    async def run() -> list[int]:
-        spec = program().job.spec.program.progress
-        sources = [source(spec, f"pod-{number}", ended=number == 24) for number in range(25)]
-        clock, counts = Clock(), []
-        async with serving(answer) as (client, _):
-            reader = ProgressReader(client, clock, lambda: sources, lambda each, values: read.append(each.leader.uid))
-            for _ in range(4):
-                reader.start_due(None)  # type: ignore[arg-type]  # no metrics here
-                await asyncio.gather(*reader._reads.values())
-                counts.append(len(read))
-                clock.time += 1
-        return counts
-
-    assert asyncio.run(run()) == [STARTED_A_TICK, 2 * STARTED_A_TICK, 25, 25]
+    spec, clock = program().job.spec.program.progress, Clock()
+    sources = [source(spec, f"pod-{number}", ended=number == 24) for number in range(25)]
+    async with serving(answer) as (api, _):
+        taken = lambda each, values: read.append(each.leader.uid)  # noqa: E731
+        reader = ProgressReader(KubeClient(api), clock, lambda: sources, taken)
+        for _ in range(4):
+            reader.start_due(None)  # no metrics here
+            await asyncio.gather(*reader._reads.values())
+            counts.append(len(read))
+            clock.time += 1
+    assert counts == [STARTED_A_TICK, 2 * STARTED_A_TICK, 25, 25]
     assert "pod-24" in read[:STARTED_A_TICK]
     assert len(set(read)) == 25, "each once"

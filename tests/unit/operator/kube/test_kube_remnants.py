@@ -14,7 +14,7 @@ from espalier_core.k8s import resources
 from espalier_core.k8s.resources import Listing, Resource
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
-from espalier_core.types.status import ConditionType, JobPhase, parse_status
+from espalier_core.types.status import Condition, ConditionType, JobPhase, parse_status
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.state import Grant, JobState, Observation
 from espalier_operator.job.view import facts_of, memory_of, utc
@@ -23,13 +23,14 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble, seen_by_operator
 from espalier_operator.kube.state.due import PendingChanges
 from espalier_operator.kube.state.managed_job import ManagedJob
-from espalier_operator.kube.watch.store import Store
-from espalier_operator.model import Ended, WorkerRole, WorkerState
+from espalier_operator.model import Ended, JobFacts, WorkerRole, WorkerState
 from espalier_operator.model.actions import Admit, Fail, NoticeReclaim, Requeue
 from espalier_operator.planner import plan
-from espalier_operator.policies.settings import configured
+from operator_world.facts import FAIR, kinds
+from operator_world.kube_known import Known
 from operator_world.kube_objects import (
     EPOCH,
+    at,
     kube_job,
     raw_job,
     raw_node,
@@ -84,11 +85,6 @@ def pods(**leader: Any) -> list[Raw]:
     ]
 
 
-def at(version: int, raw: Raw) -> Raw:
-    metadata = {"uid": f"uid-of-{raw['metadata']['name']}", **raw["metadata"], "resourceVersion": str(version)}
-    return {**raw, "metadata": metadata}
-
-
 def lists(job: Raw, *others: Raw, classes: tuple[str, ...] = (), gpus: int = 4) -> dict[Resource, Listing]:
     said = report("b0", TrainerPhase.TRAINING, at=NOW, used_seconds=15.0, acknowledged_generation=2)
     found = {
@@ -101,37 +97,22 @@ def lists(job: Raw, *others: Raw, classes: tuple[str, ...] = (), gpus: int = 4) 
     return {kind: Listing([at(1, raw) for raw in raws], 1) for kind, raws in found.items()}
 
 
-class Started:
+class Started(Known):
     """An operator that has just started, with one job."""
 
     def __init__(self, job: Raw) -> None:
-        self.now = NOW
-        self.store = Store(SETTINGS, lambda: self.now)
+        super().__init__(SETTINGS, NOW)
         for kind, listed in sorted(lists(job).items(), key=lambda item: item[0] is resources.JOBS):
             self.store.replace(kind, listed.items, listed.version)
         for key in self.store.reports.late():
             self.store.reports.read_late(key)
-        self._version = 1
-        seen = self.store.job("uid-1")
-        assert seen is not None
-        self.job = ManagedJob(seen, self.store, SETTINGS, self.now)
+        self.job = ManagedJob(self.store.job("uid-1"), self.store, SETTINGS, self.now)
         self.look()
-
-    def take(self, resource: Resource, raw: Raw, event: str = "MODIFIED") -> None:
-        self._version += 1
-        self.store.take(resource, event, at(self._version, raw))
-
-    def remove(self, raw: Raw) -> None:
-        self.take(resources.PODS, raw, "DELETED")
-        for pod, version in list(self.store.doubtful.values()):
-            self.store.settle(pod, version, None)
 
     def look(self, seconds: float = 0.0) -> ManagedJob:
         self.now += seconds
         for uid in self.store.take_changed():
-            seen = self.store.job(uid)
-            assert seen is not None
-            self.job.update(seen)
+            self.job.update(self.store.job(uid))
             self.job.mark_dirty(PendingChanges.PODS)
         if self.store.take_reported():
             self.job.mark_dirty(PendingChanges.REPORT)
@@ -140,16 +121,27 @@ class Started:
 
     def flush(self) -> list[Any]:
         """Write the status as the writer does; return the steps to take."""
-        self.job.take_due()
-        status = self.job.status(self.now)
-        json.dumps(status.model_dump(mode="json", by_alias=True))
-        self.job.wrote(status, None, self.now)
-        self.job.plan_ahead(status, self.now)
-        self.job.validate()
-        if self.job.job is None:
-            return []
         job = self.job
-        return list(steps(self.job.job, job.state, job.pods, job.placement, status, self.now, SETTINGS))
+        job.take_due()
+        status = job.status(self.now)
+        json.dumps(status.model_dump(mode="json", by_alias=True))
+        job.wrote(status, None, self.now)
+        job.plan_ahead(status, self.now)
+        job.validate()
+        if job.job is None:
+            return []
+        return list(steps(job.job, job.state, job.pods, job.placement, status, self.now, SETTINGS))
+
+    def suspend(self, generation: int, suspend: bool = True) -> JobFacts:
+        """Let its author change whether it is to run; return what is planned with."""
+        changed = stored(STATE, suspend=suspend)
+        self.take(resources.JOBS, {**changed, "metadata": {**changed["metadata"], "generation": generation}})
+        return self.look(1.0).facts
+
+    @property
+    def admitted(self) -> Condition:
+        """What the status that was written says of its admission."""
+        return self.job.written.condition(ConditionType.ADMITTED)
 
 
 BROKEN: list[Raw] = [
@@ -183,12 +175,12 @@ def test_an_operator_that_starts_counts_what_it_does_not_understand(broken: Raw)
 def test_what_it_was_lent_is_taken_back_with_notice() -> None:
     waiting = raw_job("two", {"template": template()}, uid="uid-2")
     snapshot = seen_by_operator(lists(stored(STATE), waiting, gpus=3), NOW, SETTINGS).snapshot
-    actions = plan(snapshot, configured(SETTINGS.policy), NOW).actions
+    actions = plan(snapshot, FAIR, NOW).actions
     assert actions == (NoticeReclaim(job="ns/one", extra=0, deadline=NOW + 7, reason=Reason.AT_MAX_REPLICAS),)
     acknowledged = replace(snapshot.jobs[0], extra=0)
     freed = tuple(worker for worker in snapshot.workers if worker.role is not WorkerRole.EXTRA)
     rest = replace(snapshot, jobs=(acknowledged, *snapshot.jobs[1:]), workers=freed)
-    assert any(isinstance(action, Admit) for action in plan(rest, configured(SETTINGS.policy), NOW).actions)
+    assert Admit in kinds(plan(rest, FAIR, NOW))
 
 
 def test_its_budget_ends_it() -> None:
@@ -198,7 +190,7 @@ def test_its_budget_ends_it() -> None:
         started.take(resources.CONFIG_MAPS, raw_report(JOB, report("b0", at=started.now, used_seconds=1.0)))
         started.look(10.0)
         snapshot = assemble([started.job], started.store, started.now, SETTINGS.rules)
-        actions += plan(snapshot, configured(SETTINGS.policy), started.now).actions
+        actions += plan(snapshot, FAIR, started.now).actions
     assert any(isinstance(action, Fail) and action.reason is Reason.BUDGET_ENFORCED for action in actions)
 
 
@@ -220,31 +212,28 @@ def test_a_worker_that_ends_sends_it_back_to_wait_for_its_specification(how: str
         leader, *_ = pods(phase="Failed", state=terminated(1, NOW - 1))
         started.take(resources.PODS, leader)
     else:
-        started.remove(leader)
+        started.remove(resources.PODS, leader)
     started.look(5.0)
     assert started.job.facts is None
     found = started.flush()
     assert not any(isinstance(step, CreatePod) for step in found)
     assert {step.pod.uid for step in found if isinstance(step, DeletePod)} == {"b1", "e0"}
     status = started.job.written
-    assert status is not None
-    admitted = next(entry for entry in status.conditions if entry.type is ConditionType.ADMITTED)
-    assert (admitted.status, admitted.reason) == ("False", Reason.INVALID_SPEC)
-    assert "there is no PriorityClass 'high'" in admitted.message
+    assert (started.admitted.status, started.admitted.reason) == ("False", Reason.INVALID_SPEC)
+    assert "there is no PriorityClass 'high'" in started.admitted.message
     assert (status.scheduling.admitted_at, status.allocation.replicas) == (None, 0)
     assert status.time_budget.used_seconds >= 25.0
     # Its pods hold their GPUs until they are gone, as anybody's.
     held = assemble([started.job], started.store, started.now, SETTINGS.rules).workers
     assert {worker.role for worker in held} == {WorkerRole.FOREIGN}
-    started.remove(second)
-    started.remove(extra)
+    started.remove(resources.PODS, second)
+    started.remove(resources.PODS, extra)
     started.look(1.0)
     assert started.job.job is None
     assert started.flush() == []
     # The class comes back: it waits in the queue with what is left of its budget.
     started.take(resources.PRIORITY_CLASSES, HIGH)
     facts = started.look(1.0).facts
-    assert facts is not None
     assert (facts.admitted_at, facts.terms.priority, facts.terms.max_replicas) == (None, 9, 4)
     assert facts.used_seconds == status.time_budget.used_seconds
 
@@ -254,7 +243,6 @@ def test_a_specification_that_is_mended_holds_at_once() -> None:
     assert started.job.is_remnant
     started.take(resources.PRIORITY_CLASSES, HIGH)
     facts = started.look().facts
-    assert facts is not None
     assert (facts.terms.priority, facts.terms.max_replicas, facts.extra, facts.training) == (9, 4, 1, True)
 
 
@@ -279,7 +267,7 @@ def test_whatever_became_of_the_specification_its_workers_count(spec: Any) -> No
     assert facts.key == "ns/one"
     assert facts.training
     assert {worker.job for worker in seen.snapshot.workers} == {"ns/one"}
-    plan(seen.snapshot, configured(SETTINGS.policy), NOW)
+    plan(seen.snapshot, FAIR, NOW)
 
 
 def test_a_status_that_grants_no_worker_contradicts_itself_and_does_not_end_the_operator() -> None:
@@ -314,7 +302,6 @@ def test_what_a_newer_operator_wrote_for_people_does_not_stop_a_job_from_being_r
     job = started.look(1.0)
     assert job.facts is not None
     assert (job.state.active, job.state.extra, job.state.used_seconds >= 15.0) == (True, 1, True)
-    assert job.written is not None
     assert [entry.type for entry in job.written.conditions] == ["Admitted"]
     assert [entry.result for entry in job.written.adaptations] == ["Grown"]
 
@@ -348,22 +335,15 @@ def test_a_job_that_becomes_invalid_while_it_runs_can_still_be_suspended() -> No
     """Its PriorityClass is deleted, and then its author suspends it: it went on by the specification that it had."""
     started = become_invalid()
     facts = started.look(1.0).facts
-    assert facts is not None
     assert (facts.terms.suspend, facts.terms.max_replicas) == (False, 4), "it continues as it was"
     for generation, suspend in enumerate((True, False, True), start=2):
-        changed = stored(STATE, suspend=suspend)
-        started.take(resources.JOBS, {**changed, "metadata": {**changed["metadata"], "generation": generation}})
-        facts = started.look(1.0).facts
-        assert facts is not None
+        facts = started.suspend(generation, suspend)
         assert (facts.terms.suspend, facts.terms.max_replicas) == (suspend, 4)
 
 
 def test_a_remnant_can_be_suspended_later() -> None:
     started = Started(stored(STATE))
-    changed = stored(STATE, suspend=True)
-    started.take(resources.JOBS, {**changed, "metadata": {**changed["metadata"], "generation": 2}})
-    facts = started.look(1.0).facts
-    assert facts is not None
+    facts = started.suspend(generation=2)
     assert started.job.is_remnant
     assert facts.terms.suspend
 
@@ -375,17 +355,13 @@ def test_a_job_that_has_become_invalid_waits_for_its_specification_once_it_waits
     started.job.act(Requeue(job="ns/one", reason=Reason.GPU_LOST))
     assert started.look(1.0).facts is None
     assert {type(step) for step in started.flush()} == {DeletePod}
-    status = started.job.written
-    assert status is not None
-    admitted = next(entry for entry in status.conditions if entry.type is ConditionType.ADMITTED)
-    assert (admitted.status, admitted.reason) == ("False", Reason.INVALID_SPEC)
+    assert (started.admitted.status, started.admitted.reason) == ("False", Reason.INVALID_SPEC)
     for pod in pods():
-        started.remove(pod)
+        started.remove(resources.PODS, pod)
     started.look(1.0)
     assert started.flush() == []
     started.take(resources.PRIORITY_CLASSES, HIGH)
     facts = started.look(1.0).facts
-    assert facts is not None
     assert (facts.admitted_at, facts.terms.priority) == (None, 9)
 
 

@@ -13,20 +13,20 @@ from espalier_core.types.report import MAX_REPORT_BYTES, Report, TrainerPhase
 from espalier_operator.kube import reports
 from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.reports import READS_AT_ONCE, TOO_LARGE
-from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.store import Store
-from operator_world.kube_objects import EPOCH, kube_job, raw_job, raw_report, report
+from operator_world.kube_known import Known
+from operator_world.kube_objects import kube_job, raw_job, raw_report, report
 
 ONE = JobRef("ns", "one", "uid-1")
 loads = reports.loads
 
 
-class Desk:
-    """A store at a time that is ours, with a count of the texts that are parsed and of the plans that are wanted."""
+class Desk(Known):
+    """A store with a count of the texts that are parsed and of the plans that are wanted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.parsed, self.plans, self._version = EPOCH, 0, 0, 0
-        self.store = Store(KubeSettings(), lambda: self.now, changed=self._plan)
+        super().__init__(changed=self._plan)
+        self.parsed = self.plans = 0
         monkeypatch.setattr(reports, "loads", self._loads)
 
     def _plan(self) -> None:
@@ -36,16 +36,10 @@ class Desk:
         self.parsed += 1
         return loads(text, model, source)
 
-    def take(self, resource: resources.Resource, raw: dict[str, Any], event: str = "MODIFIED") -> None:
-        self._version += 1
-        metadata = {"uid": "uid-r", **raw["metadata"], "resourceVersion": str(self._version)}
-        self.store.take(resource, event, {**raw, "metadata": metadata})
-
     def say(self, text: str, **metadata: Any) -> None:
         raw = raw_report(kube_job(), report("leader"))
-        self.take(
-            resources.CONFIG_MAPS, {**raw, "metadata": {**raw["metadata"], **metadata}, "data": {"report.json": text}}
-        )
+        changed = {"metadata": {**raw["metadata"], **metadata}, "data": {"report.json": text}}
+        self.take(resources.CONFIG_MAPS, {**raw, **changed})
 
     def read_late(self) -> None:
         for key in self.store.reports.late():
@@ -72,7 +66,6 @@ def test_a_report_that_is_too_large_is_not_parsed_and_is_counted(desk: Desk) -> 
     desk.say(said(2, message="x" * MAX_REPORT_BYTES))
     assert desk.parsed == 1
     found = desk.store.reports.of(ONE)
-    assert found is not None
     assert (found.report, found.text, found.problem) == (None, None, TOO_LARGE)
     assert unread(desk.store) == {"TooLarge": 1}
     desk.say(said(3))
@@ -113,8 +106,6 @@ def test_a_flood_of_reports_is_read_at_a_limited_rate_and_the_newest_counts(desk
     desk.now += 1
     desk.read_late()
     found = desk.store.reports.of(ONE)
-    assert found is not None
-    assert found.report is not None
     assert found.report.step == 1000
     assert (unread(desk.store), desk.store.reports.late()) == ({}, [])
 
@@ -128,8 +119,6 @@ def test_a_report_of_no_job_is_not_parsed_until_there_is_one(desk: Desk) -> None
     desk.store.take_reported()
     desk.read_late()
     found = desk.store.reports.of(ONE)
-    assert found is not None
-    assert found.report is not None
     assert (desk.parsed, found.report.step, desk.store.take_reported()) == (1, 1, {"uid-1"})
 
 
@@ -138,7 +127,6 @@ def test_data_of_any_type_is_no_report(desk: Desk, data: Any) -> None:
     desk.take(resources.JOBS, raw_job())
     desk.take(resources.CONFIG_MAPS, {**raw_report(kube_job(), report("leader")), "data": data})
     found = desk.store.reports.of(ONE)
-    assert found is not None
     assert (found.report, found.problem) == (None, "")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -39,12 +41,17 @@ TIME = datetime.fromtimestamp(NOW - 10, UTC)
 
 def facts(name: str, **more: object) -> JobFacts:
     terms = JobTerms(min_replicas=2, max_replicas=4, gpus_per_worker=2, time_budget_seconds=100)
-    return JobFacts(key=f"team/{name}", terms=terms, submitted_at=0.0, **more)  # type: ignore[arg-type]
+    return JobFacts(key=f"team/{name}", terms=terms, submitted_at=0.0, **more)
 
 
 def live(name: str, status: JobStatus, known: JobFacts | None) -> LiveJob:
     owner = Owner(namespace="team", queue="default", base_gpus=4, gpus_per_worker=2, created_at=NOW - 60)
     return LiveJob(owner=owner, name=name, status=status, facts=known)
+
+
+def of_one(status: JobStatus, known: JobFacts | None = None, now: float = NOW) -> Mapping[str, Any]:
+    """Return the series of one job."""
+    return series_of([live("one", status, known or facts("one"))], Snapshot(taken_at=now), now)
 
 
 def test_a_job_that_trains() -> None:
@@ -56,7 +63,7 @@ def test_a_job_that_trains() -> None:
         adaptation_count=2,
         scheduling=SchedulingStatus(admitted_at=TIME, gpu_type="a", extra=1),
     )
-    made = series_of([live("one", status, facts("one", admitted_at=NOW - 10, extra=1))], Snapshot(taken_at=NOW), NOW)
+    made = of_one(status, facts("one", admitted_at=NOW - 10, extra=1))
     place = ("team", "one")
     assert made["espalier_jobs"] == {("team", "default", "Running"): 1}
     assert made["espalier_jobs_waiting"] == {}
@@ -83,10 +90,7 @@ def test_the_last_decision_is_reported_with_what_else_it_could_have_been() -> No
     )
 
     def told(count: int) -> object:
-        status = JobStatus(adaptations=made[:count])
-        return series_of([live("one", status, facts("one"))], Snapshot(taken_at=NOW), NOW).get(
-            "espalier_job_decision_probability_ratio"
-        )
+        return of_one(JobStatus(adaptations=made[:count])).get("espalier_job_decision_probability_ratio")
 
     assert told(0) is None
     assert told(1) == {("team", "one", "Deepen(a)", "yes"): 0.75, ("team", "one", "Nothing", "no"): 0.25}
@@ -102,17 +106,14 @@ def test_measured_figures_have_one_series_a_job() -> None:
     )
     hidden, known = (GradientNoise(squared_norm=norm, variance=8, samples=1) for norm in (0, 2))
     for gradient, scale in ((None, None), (hidden, None), (known, {("team", "one"): 4})):
-        status = JobStatus(measurements=Measurements(speeds=speeds, gradient=gradient))
-        made = series_of([live("one", status, facts("one"))], Snapshot(taken_at=NOW), NOW)
+        made = of_one(JobStatus(measurements=Measurements(speeds=speeds, gradient=gradient)))
         assert made["espalier_job_step_seconds"] == {("team", "one"): 0.5}
         assert made.get("espalier_job_gradient_noise_scale") == scale
 
 
 @pytest.mark.parametrize(("growth", "gain"), [(None, None), (FORECAST, {("team", "one"): 0.02})])
 def test_what_growing_would_gain_is_shown_where_it_is_known(growth: GrowthForecast | None, gain: object) -> None:
-    status = JobStatus(measurements=Measurements(growth=growth))
-    made = series_of([live("one", status, facts("one"))], Snapshot(taken_at=NOW), NOW)
-    assert made.get("espalier_job_expected_gain") == gain
+    assert of_one(JobStatus(measurements=Measurements(growth=growth))).get("espalier_job_expected_gain") == gain
 
 
 def test_bids_for_the_next_gpu_are_shown_by_use() -> None:
@@ -121,19 +122,15 @@ def test_bids_for_the_next_gpu_are_shown_by_use() -> None:
         Bid(use=BidUse.WORKER, workers=3, gain=0.1, low=0.0, high=0.3, seconds=100),
         Bid(use=BidUse.GROWTH, workers=2, gain=0.3, low=0.0, high=0.3, seconds=50),
     )
-    made = series_of(
-        [live("one", JobStatus(measurements=Measurements(bids=bids)), facts("one"))], Snapshot(taken_at=NOW), NOW
-    )
     per_gpu = {("team", "one", "Worker"): 0.0005, ("team", "one", "Growth"): 0.003}
-    assert made["espalier_job_bid_ratio"] == per_gpu
+    assert of_one(JobStatus(measurements=Measurements(bids=bids)))["espalier_job_bid_ratio"] == per_gpu
 
 
 def test_who_trains_together_is_reported_while_the_job_runs() -> None:
     """A job whose leader trains alone reports no such figure."""
 
     def told(*figures: Metric, **over: object) -> object:
-        status = JobStatus(training=TrainingStatus(metrics=figures), **over)
-        return series_of([live("one", status, facts("one"))], Snapshot(taken_at=NOW), NOW).get("espalier_job_workers")
+        return of_one(JobStatus(training=TrainingStatus(metrics=figures), **over)).get("espalier_job_workers")
 
     workers = (Metric(name="train_loss", value=0.5), Metric(name=WORKERS_METRIC, value=3))
     assert told(*workers) == {("team", "one"): 3}
@@ -145,7 +142,7 @@ def test_a_job_that_waits_says_for_what_and_for_how_long() -> None:
     refused = Condition(
         type=ConditionType.ADMITTED, status=ConditionStatus.FALSE, reason=Reason.NO_FREE_GPU, last_transition_time=TIME
     )
-    made = series_of([live("one", JobStatus(conditions=(refused,)), facts("one"))], Snapshot(taken_at=NOW), NOW)
+    made = of_one(JobStatus(conditions=(refused,)))
     assert made["espalier_jobs_waiting"] == {("team", "default", "NoFreeGPU"): 1}
     assert made["espalier_job_waiting_seconds"] == {("team", "one", "NoFreeGPU"): 10}
     assert made["espalier_gpus_waited_for"] == {("default",): 4}
@@ -164,8 +161,7 @@ def test_a_job_has_waited_since_it_last_began_to() -> None:
         at = datetime.fromtimestamp(now, UTC)
         state = JobState(admitted_at=job.admitted_at)
         status = status_of(job, state, Observed(), status, at)
-        made = series_of([live("one", status, job)], Snapshot(taken_at=now), now)
-        return list(made.get("espalier_job_waiting_seconds", {}).values())
+        return list(of_one(status, job, now).get("espalier_job_waiting_seconds", {}).values())
 
     day = 86_400.0
     assert told(0.0, suspended) == []
@@ -181,9 +177,8 @@ def test_a_job_has_waited_since_it_last_began_to() -> None:
 
 def test_how_much_a_program_has_done_is_a_series_once_it_says_so() -> None:
     said = JobStatus(training=TrainingStatus(step=5, done_percentage=40))
-    made = series_of(
-        [live("one", said, facts("one")), live("two", JobStatus(), facts("two"))], Snapshot(taken_at=NOW), NOW
-    )
+    jobs = live("one", said, facts("one")), live("two", JobStatus(), facts("two"))
+    made = series_of(jobs, Snapshot(taken_at=NOW), NOW)
     assert made["espalier_job_done_ratio"] == {("team", "one"): 0.4}
 
 
@@ -193,8 +188,7 @@ def test_steps_are_a_series_where_they_are_known() -> None:
     program = replace(known, terms=replace(known.terms, program=True))
 
     def told(step: int, of: JobFacts) -> object:
-        job = live("one", JobStatus(training=TrainingStatus(epoch=2, step=step)), of)
-        return series_of([job], Snapshot(taken_at=NOW), NOW).get("espalier_job_steps_total")
+        return of_one(JobStatus(training=TrainingStatus(epoch=2, step=step)), of).get("espalier_job_steps_total")
 
     assert told(0, known) == {("team", "one"): 0}, "one that hangs before its first step is to be seen"
     assert told(0, program) is None
@@ -203,8 +197,7 @@ def test_steps_are_a_series_where_they_are_known() -> None:
 
 def test_a_job_that_is_over_holds_nothing() -> None:
     status = JobStatus(phase=JobPhase.COMPLETE, completion_time=TIME, scheduling=SchedulingStatus(admitted_at=TIME))
-    known = facts("one", admitted_at=NOW - 10, finished=True)
-    made = series_of([live("one", status, known)], Snapshot(taken_at=NOW), NOW)
+    made = of_one(status, facts("one", admitted_at=NOW - 10, finished=True))
     assert set(made["espalier_job_gpus"].values()) == {0}
     assert made["espalier_jobs_waiting"] == {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -49,57 +50,48 @@ def test_a_worker_that_comes_up_can_wait_for_the_plan_and_one_that_goes_cannot(o
     assert due_in == (NEVER if one == other else LATER if one < other else SOON) or (one, other) == (3, 2)
 
 
-def test_a_worker_that_terminates_or_is_elsewhere_is_planned_with_soon() -> None:
-    assert plan_due_in(COMING[3], with_extra("n", WorkerState.TERMINATING)) == SOON
-    assert plan_due_in(COMING[3], with_extra("other", WorkerState.RUNNING)) == SOON
-    leaves = with_extra("n", WorkerState.TERMINATING)
-    assert plan_due_in(leaves, leaves) == NEVER
+def changed(facts: Mapping[str, Any] = MappingProxyType({}), **state: Any) -> PlanInputs:
+    return replace(PICTURE, facts=replace(FACTS, **facts), state=replace(STATE, **state))
 
 
-def test_figures_need_no_plan_and_what_policies_decide_by_needs_one_later() -> None:
-    figures = replace(STATE, used_seconds=3.0, gpu_seconds_used=6.0, counted_until=4.0)
-    later = replace(PICTURE, state=figures, facts=replace(FACTS, used_seconds=3.0, gpu_seconds_used=6.0))
-    assert plan_due_in(PICTURE, later) == NEVER
-    assert plan_due_in(PICTURE, replace(PICTURE, facts=replace(FACTS, noise_scale=4.0))) == LATER
-
-
-def test_a_leader_that_learns_of_workers_changes_no_plan_and_one_that_lets_them_go_does() -> None:
-    told = replace(PICTURE, state=replace(STATE, grant=Grant(generation=2, replicas=2)))
-    assert plan_due_in(PICTURE, told) == LATER
-    known = replace(PICTURE, facts=replace(FACTS, acknowledged_generation=2))
-    assert plan_due_in(PICTURE, known) == NEVER
-    reclaim = Reclaim(extra=0, deadline=9.0, reason=Reason.NEEDED_BY_OTHER_JOB)
-    before, after = (
-        replace(
-            PICTURE,
-            state=replace(STATE, reclaim=reclaim),
-            facts=replace(FACTS, reclaim=reclaim, acknowledged_generation=generation),
-        )
-        for generation in (1, 2)
-    )
-    assert plan_due_in(before, after) == SOON
+LEAVES = with_extra("n", WorkerState.TERMINATING)
+RECLAIM = Reclaim(extra=0, deadline=9.0, reason=Reason.NEEDED_BY_OTHER_JOB)
+OTHER_FACTS = (
+    {"training": False},
+    {"evaluating": True},
+    {"trouble": Reason.POD_REJECTED},
+    {"refused_since": 4.0},
+    {"blames": (Blame(node="node", at=1.0, message="", elsewhere=True),)},
+    {"terms": replace(TERMS, max_replicas=1)},
+)
+COUNTS = ("failures", "restarts", "preemptions", "extra", "extra_losses")
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("before", "after", "due_in"),
     [
-        {"training": False},
-        {"evaluating": True},
-        {"trouble": Reason.POD_REJECTED},
-        {"refused_since": 4.0},
-        {"blames": (Blame(node="node", at=1.0, message="", elsewhere=True),)},
-        {"terms": replace(TERMS, max_replicas=1)},
+        (COMING[3], LEAVES, SOON),
+        (COMING[3], with_extra("other", WorkerState.RUNNING), SOON),
+        (LEAVES, LEAVES, NEVER),
+        # Figures need no plan, and what policies decide by needs one later.
+        (PICTURE, changed({"used_seconds": 3.0, "gpu_seconds_used": 6.0}, used_seconds=3.0, counted_until=4.0), NEVER),
+        (PICTURE, changed(gpu_seconds_used=6.0), NEVER),
+        (PICTURE, changed({"noise_scale": 4.0}), LATER),
+        # A leader that learns of workers changes no plan, and one that lets them go does.
+        (PICTURE, changed(grant=Grant(generation=2, replicas=2)), LATER),
+        (PICTURE, changed({"acknowledged_generation": 2}), NEVER),
+        (
+            changed({"reclaim": RECLAIM, "acknowledged_generation": 1}, reclaim=RECLAIM),
+            changed({"reclaim": RECLAIM, "acknowledged_generation": 2}, reclaim=RECLAIM),
+            SOON,
+        ),
+        *((PICTURE, changed(facts), SOON) for facts in OTHER_FACTS),
+        *((PICTURE, changed(**{name: 7}), SOON) for name in COUNTS),
+        (replace(PICTURE, facts=None), PICTURE, SOON),
     ],
-    ids=lambda change: next(iter(change)),
 )
-def test_other_facts_are_planned_with_soon(change: dict[str, object]) -> None:
-    assert plan_due_in(PICTURE, replace(PICTURE, facts=replace(FACTS, **change))) == SOON
-    assert plan_due_in(replace(PICTURE, facts=None), PICTURE) == SOON
-
-
-@given(st.sampled_from(("failures", "restarts", "preemptions", "extra", "extra_losses")))
-def test_other_changes_of_the_state_are_planned_with_soon(name: str) -> None:
-    assert plan_due_in(PICTURE, replace(PICTURE, state=replace(STATE, **{name: 7}))) == SOON
+def test_how_soon_a_change_is_planned_with(before: PlanInputs, after: PlanInputs, due_in: float) -> None:
+    assert plan_due_in(before, after) == due_in
 
 
 # ---- the operator over a naive Kubernetes
@@ -125,7 +117,7 @@ class Story:
         self.plans = 0
         self.made: list[str] = []
         """The kinds of objects that the operator has made, Events among them, in order."""
-        self._create, self.operator.client.create = self.operator.client.create, self.create  # type: ignore[method-assign]
+        self._create, self.operator.client.create = self.operator.client.create, self.create
         self.operator.on_plan = lambda snapshot, plan: setattr(self, "plans", self.plans + 1)
         for _ in range(200):
             if "ns/job-extra-0-2" in self.world.pods:

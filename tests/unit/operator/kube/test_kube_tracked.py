@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -14,41 +13,27 @@ from espalier_core.types.report import TrainerPhase
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import CreatePod, steps
 from espalier_operator.kube.metrics.series import owner
-from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.settings import FIGURES_A_SECOND, KubeSettings
 from espalier_operator.kube.state.due import SOON, FigurePace, FlushPriority, PendingChanges, plan_due_in
 from espalier_operator.kube.state.managed_job import ManagedJob
-from espalier_operator.kube.watch.store import Store
-from espalier_operator.model import Placement, WorkerRole
+from espalier_operator.model import JobFacts, Placement, WorkerRole
 from espalier_operator.model.actions import Admit, Finish, GrantExtra, ReleaseExtra, Requeue
+from operator_world.kube_known import Known
 from operator_world.kube_objects import EPOCH, raw_job, raw_node, raw_report, raw_worker, report, template, time_at
 
 SETTINGS = KubeSettings(persist_seconds=8.0)
 
 
-class Desk:
+class Desk(Known):
     """One job that is managed, and what the API server says of it."""
 
     def __init__(self, pace: FigurePace | None = None, settings: KubeSettings = SETTINGS, **spec: Any) -> None:
-        self.store = Store(settings)
-        self._versions = itertools.count(1)
-        self.now = EPOCH
+        super().__init__(settings)
         self.take(resources.NODES, raw_node())
         self.take(resources.JOBS, raw_job(spec={"maxReplicas": 4, "template": template(), **spec}))
         seen = self.store.job("uid-1")
-        assert seen is not None
-        assert isinstance(seen.parsed, KubeJob)
         self.job = seen.parsed
         self.managed = ManagedJob(seen, self.store, settings, self.now, pace)
-
-    def take(self, resource: resources.Resource, raw: dict[str, Any], event: str = "MODIFIED") -> None:
-        version = str(next(self._versions))
-        name = raw["metadata"]["name"]
-        self.store.take(
-            resource,
-            event,
-            {**raw, "metadata": {"uid": f"uid-of-{name}", **raw["metadata"], "resourceVersion": version}},
-        )
 
     def look(self, seconds: float = 0.0) -> ManagedJob:
         """Let time pass, hand the news on as the backend does, and look."""
@@ -60,14 +45,30 @@ class Desk:
         self.managed.look(self.now)
         return self.managed
 
-    def train(self) -> ManagedJob:
-        """Admit it, and let its leader train."""
+    def admit(self) -> None:
+        """Look at it, and admit it."""
         self.look()
         self.managed.act(Admit(job="ns/one", gpu_type=""))
-        self.take(resources.PODS, raw_worker(self.job))
-        said = report("uid-of-one-base-0-0", TrainerPhase.TRAINING, acknowledged_generation=1)
+
+    def reject(self, message: str, **verdict: Any) -> None:
+        """Let the API server refuse its pods."""
+        self.managed.reject(Trouble(reason=Reason.POD_REJECTED, message=message, **verdict))
+
+    def says(self, phase: TrainerPhase = TrainerPhase.TRAINING, **facts: Any) -> None:
+        """Let its leader report."""
+        said = report("uid-of-one-base-0-0", phase, acknowledged_generation=1, **facts)
         self.take(resources.CONFIG_MAPS, raw_report(self.job, said))
+
+    def train(self) -> ManagedJob:
+        """Admit it, and let its leader train."""
+        self.admit()
+        self.take(resources.PODS, raw_worker(self.job))
+        self.says()
         return self.look()
+
+    @property
+    def facts(self) -> JobFacts:
+        return self.managed.facts
 
     def flush(self) -> bool:
         """Write its status as the writer does; return whether it was due."""
@@ -79,11 +80,6 @@ class Desk:
         self.managed.plan_ahead(status, self.now)
         self.managed.validate()
         return writes
-
-
-def facts(managed: ManagedJob) -> Any:
-    assert managed.facts is not None
-    return managed.facts
 
 
 @pytest.mark.parametrize(
@@ -110,12 +106,10 @@ def test_a_leader_on_a_silent_node_is_given_up_at_its_time_without_any_event() -
     desk.look(1.0)
     desk.flush()
     while desk.now < EPOCH + 299:
-        assert desk.managed.due_at is not None
         due = min(desk.managed.due_at, EPOCH + 299)
         desk.look(max(0.5, due - desk.now))
         desk.flush()
     assert desk.managed.state.attempts == (0,)
-    assert desk.managed.due_at is not None
     assert desk.managed.due_at <= EPOCH + 300
     assert desk.look(EPOCH + 300 - desk.now).state.attempts == (1,)
     assert desk.managed.state.preemptions == 1
@@ -127,16 +121,16 @@ def test_budgets_run_between_two_looks_as_they_ran() -> None:
     """A look at a job of which there is no news costs next to nothing, and is exact."""
     desk = Desk()
     desk.train()
-    assert facts(desk.look(3.0)).used_at(desk.now) == pytest.approx(3.0)
+    assert desk.look(3.0).facts.used_at(desk.now) == pytest.approx(3.0)
     record = desk.managed.state
-    before = facts(desk.managed)
-    assert facts(desk.look(2.5)) is before, "nor in the facts"
+    before = desk.facts
+    assert desk.look(2.5).facts is before, "nor in the facts"
     assert before.used_at(desk.now) == pytest.approx(5.5)
     assert desk.managed.state is record, "nothing was counted in the record for it"
     assert before.gpu_seconds_at(desk.now) == pytest.approx(5.5)
     assert desk.managed.status(desk.now).time_budget.used_seconds == pytest.approx(5.5)
-    assert facts(desk.look(-9.0)).used_at(desk.now) == pytest.approx(5.5), "a clock that is set back gives nothing back"
-    assert facts(desk.look(1.0)).used_at(desk.now) == pytest.approx(6.5)
+    assert desk.look(-9.0).facts.used_at(desk.now) == pytest.approx(5.5), "a clock that is set back gives nothing back"
+    assert desk.look(1.0).facts.used_at(desk.now) == pytest.approx(6.5)
 
 
 def test_what_is_lent_is_counted_from_when_it_is_bound() -> None:
@@ -145,23 +139,22 @@ def test_what_is_lent_is_counted_from_when_it_is_bound() -> None:
     desk.train()
     desk.look(4.0)
     desk.managed.act(GrantExtra(job="ns/one", extra=3))
-    assert facts(desk.look(2.0)).gpu_seconds_at(desk.now) == pytest.approx(6.0)
+    assert desk.look(2.0).facts.gpu_seconds_at(desk.now) == pytest.approx(6.0)
     for index in range(3):
         desk.take(resources.PODS, raw_worker(desk.job, index, role=WorkerRole.EXTRA))
     desk.look()
-    assert facts(desk.look(2.0)).gpu_seconds_at(desk.now) == pytest.approx(6.0 + 4 * 2.0)
+    assert desk.look(2.0).facts.gpu_seconds_at(desk.now) == pytest.approx(6.0 + 4 * 2.0)
     desk.managed.act(ReleaseExtra(job="ns/one", extra=0, forced=False, reason=Reason.RECLAIM_ACKNOWLEDGED))
-    assert facts(desk.look(1.0)).gpu_seconds_at(desk.now) == pytest.approx(15.0)
+    assert desk.look(1.0).facts.gpu_seconds_at(desk.now) == pytest.approx(15.0)
 
 
 def test_the_facts_after_a_decision_are_the_decision_s_even_when_it_was_flushed_in_between() -> None:
     """Otherwise the next plan would decide the same once more."""
     desk = Desk()
-    desk.look()
-    desk.managed.act(Admit(job="ns/one", gpu_type=""))
+    desk.admit()
     assert desk.flush()
-    assert facts(desk.look()).admitted_at == EPOCH
-    assert facts(desk.managed).generation == 1
+    assert desk.look().facts.admitted_at == EPOCH
+    assert desk.facts.generation == 1
 
 
 def test_figures_are_written_now_and_then_and_all_else_at_once() -> None:
@@ -171,7 +164,6 @@ def test_figures_are_written_now_and_then_and_all_else_at_once() -> None:
     desk.look(3.0)
     assert desk.managed.due is FlushPriority.NOTHING
     assert not desk.flush(), "figures have time"
-    assert desk.managed.due_at is not None
     assert desk.now < desk.managed.due_at <= EPOCH + 10
     desk.look(desk.managed.due_at - desk.now)
     assert desk.managed.due is FlushPriority.FIGURES
@@ -193,7 +185,6 @@ def test_the_figures_of_a_thousand_jobs_are_written_more_rarely_than_those_of_a_
     assert desk.flush()
     desk.look(3.0)
     assert not desk.flush()
-    assert desk.managed.due_at is not None
     assert EPOCH + 40 <= desk.managed.due_at <= EPOCH + 42
 
 
@@ -204,28 +195,22 @@ def test_the_count_of_a_leader_that_reports_after_its_job_waits_again_is_written
     desk.managed.act(Requeue(job="ns/one", reason=Reason.GPU_LOST))
     desk.look()
     desk.flush()
-    said = report("uid-of-one-base-0-0", TrainerPhase.TRAINING, acknowledged_generation=1, used_seconds=5.0)
-    desk.take(resources.CONFIG_MAPS, raw_report(desk.job, said))
+    desk.says(used_seconds=5.0)
     assert desk.look(6.0).due is FlushPriority.FIGURES
     desk.flush()
-    assert desk.managed.due_at is not None
     desk.look(desk.managed.due_at - desk.now)
     desk.flush()
-    written = desk.managed.written
-    assert written is not None
-    assert written.time_budget.used_seconds == 5.0
+    assert desk.managed.written.time_budget.used_seconds == 5.0
 
 
 def test_a_report_stirs_by_what_it_says_and_not_by_its_figures() -> None:
     desk = Desk()
     desk.train()
     desk.flush()
-    said = report("uid-of-one-base-0-0", TrainerPhase.TRAINING, acknowledged_generation=1, epoch=5, step=50)
-    desk.take(resources.CONFIG_MAPS, raw_report(desk.job, said))
+    desk.says(epoch=5, step=50)
     assert desk.look(0.5).due is FlushPriority.NOTHING
     assert desk.managed.status(desk.now).training.epoch == 5
-    said = said.model_copy(update={"phase": TrainerPhase.EVALUATING})
-    desk.take(resources.CONFIG_MAPS, raw_report(desk.job, said))
+    desk.says(TrainerPhase.EVALUATING, epoch=5, step=50)
     assert desk.look(0.5).due is FlushPriority.CHANGES
 
 
@@ -235,12 +220,10 @@ def test_the_next_operator_takes_it_up_where_its_status_says() -> None:
     desk.look(5.0)
     status = desk.managed.status(desk.now)
     seen = desk.store.job("uid-1")
-    assert seen is not None
-    written = replace(seen, status=status.to_json())
-    successor = ManagedJob(written, desk.store, SETTINGS, desk.now + 2.0)
+    successor = ManagedJob(replace(seen, status=status.to_json()), desk.store, SETTINGS, desk.now + 2.0)
     successor.look(desk.now + 2.0)
-    assert facts(successor).used_seconds == pytest.approx(7.0), "what was trained meanwhile is counted"
-    assert facts(successor).admitted_at == EPOCH
+    assert successor.facts.used_seconds == pytest.approx(7.0), "what was trained meanwhile is counted"
+    assert successor.facts.admitted_at == EPOCH
     with pytest.raises(ValueError, match="validation error"):
         ManagedJob(replace(seen, status={"timeBudget": {"usedSeconds": "many"}}), desk.store, SETTINGS, desk.now)
 
@@ -253,20 +236,16 @@ def test_a_running_job_keeps_its_last_good_specification_and_a_waiting_one_does_
         if runs:
             desk.train()
         desk.take(resources.JOBS, broken)
-        seen = desk.store.job("uid-1")
-        assert seen is not None
-        desk.managed.update(seen)
+        desk.managed.update(desk.store.job("uid-1"))
         desk.look()
         assert (desk.managed.job is not None) is runs
-        assert desk.managed.problems is not None
         assert (desk.managed.facts is not None) is runs
 
 
 def test_a_pod_that_was_just_made_is_not_made_again() -> None:
     """The store knows it before the next look."""
     desk = Desk()
-    desk.look()
-    desk.managed.act(Admit(job="ns/one", gpu_type=""))
+    desk.admit()
 
     def made() -> list[str]:
         status = desk.managed.status(desk.now)
@@ -282,42 +261,31 @@ def test_a_pod_that_was_just_made_is_not_made_again() -> None:
 
 def test_what_the_api_server_says_to_its_pods_is_shown_until_it_takes_them() -> None:
     desk = Desk()
-    desk.look()
-    desk.managed.act(Admit(job="ns/one", gpu_type=""))
-    desk.managed.reject(Trouble(reason=Reason.POD_REJECTED, message="exceeded quota"))
-    assert facts(desk.look()).trouble is Reason.POD_REJECTED
+    desk.admit()
+    desk.reject("exceeded quota")
+    assert desk.look().facts.trouble is Reason.POD_REJECTED
     running = {entry.type: entry for entry in desk.managed.status(desk.now).conditions}["Running"]
     assert (running.reason, running.message) == (Reason.POD_REJECTED, "exceeded quota")
     desk.managed.reject(None)
-    assert facts(desk.look()).trouble is None
-    desk.managed.reject(Trouble(reason=Reason.POD_REJECTED, message="spec.containers[0]: Invalid", final=True))
+    assert desk.look().facts.trouble is None
+    desk.reject("spec.containers[0]: Invalid", final=True)
     before = desk.managed.plan_inputs()
-    ended = facts(desk.look()).ended
+    ended = desk.look().facts.ended
     assert (ended.reason, ended.failed, ended.message) == (Reason.INVALID_SPEC, True, "spec.containers[0]: Invalid")
     assert plan_due_in(before, desk.managed.plan_inputs()) == SOON, "nobody plans its end"
 
 
 def test_what_was_refused_is_tried_at_once_when_it_is_granted_gpus_again() -> None:
     desk = Desk()
-    desk.look()
-    desk.managed.act(Admit(job="ns/one", gpu_type=""))
-    desk.managed.reject(Trouble(reason=Reason.POD_REJECTED, message="denied"))
-    assert facts(desk.look()).refused_since == desk.now
+    desk.admit()
+    desk.reject("denied")
+    assert desk.look().facts.refused_since == desk.now
     desk.managed.act(Requeue(job="ns/one", reason=Reason.POD_REJECTED, message="denied"))
-    waits = facts(desk.look())
+    waits = desk.look().facts
     assert (waits.trouble, waits.last_failure, waits.refused_since) == (Reason.POD_REJECTED, "denied", None)
     desk.managed.act(Admit(job="ns/one", gpu_type=""))
-    again = facts(desk.look())
+    again = desk.look().facts
     assert (again.trouble, again.refused_since) == (None, None)
-
-
-def test_why_a_job_waits_is_known_though_its_pods_are_gone() -> None:
-    desk = Desk()
-    desk.look()
-    desk.managed.act(Admit(job="ns/one", gpu_type=""))
-    desk.managed.act(Requeue(job="ns/one", reason=Reason.IMAGE_PULL_FAILED, message="ErrImagePull: no such tag"))
-    waits = facts(desk.look())
-    assert (waits.trouble, waits.last_failure) == (Reason.IMAGE_PULL_FAILED, "ErrImagePull: no such tag")
 
 
 def test_a_job_that_is_over_is_due_no_more() -> None:

@@ -27,7 +27,17 @@ from espalier_operator.model import (
     WorkerState,
 )
 from operator_world.kube_looks import facts_of, lost_but_on
-from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_worker, report, terminated, time_at
+from operator_world.kube_objects import (
+    EPOCH,
+    GPU,
+    kube_job,
+    raw_stranger,
+    raw_worker,
+    report,
+    terminated,
+    unschedulable,
+    waiting_for,
+)
 
 SETTINGS = KubeSettings(start_up_allowance_seconds=120)
 JOB = kube_job("one", {"minReplicas": 2, "maxReplicas": 4})
@@ -37,11 +47,8 @@ STATE = JobState(
 PENDING, RUNNING, TERMINATING = WorkerState.PENDING, WorkerState.RUNNING, WorkerState.TERMINATING
 
 
-def pod(role: WorkerRole, index: int, attempt: int = 0, *, deleting: bool = False, **changes: Any):
-    raw = raw_worker(JOB, index, attempt, role=role, uid=f"{role[0]}{index}", **changes)
-    if deleting:
-        raw["metadata"]["deletionTimestamp"] = time_at(EPOCH)
-    return parse_pod(raw, SETTINGS)
+def pod(role: WorkerRole, index: int, attempt: int = 0, **changes: Any):
+    return parse_pod(raw_worker(JOB, index, attempt, role=role, uid=f"{role[0]}{index}", **changes), SETTINGS)
 
 
 def pods_of(*pods: Any, state: JobState = STATE) -> JobPods:
@@ -73,7 +80,7 @@ def test_workers_in_the_order_in_which_they_are_kept():
     ("changes", "expected"),
     [
         ({"phase": "Pending", "state": {}}, PENDING),
-        ({"deleting": True}, TERMINATING),
+        ({"deleted_at": EPOCH}, TERMINATING),
         ({"node": "gone"}, TERMINATING),
         ({"phase": "Unknown"}, PENDING),
     ],
@@ -81,12 +88,14 @@ def test_workers_in_the_order_in_which_they_are_kept():
 def test_a_worker_holds_its_gpus_until_it_has_ended(changes, expected):
     found = list(workers_of(JOB.key, pods_of(pod(BASE, 0, **changes), SECOND), STATE))
     assert replace(found[0], leaves_at=None) == worker("one-base-0-0", BASE, 0, expected, changes.get("node", "node"))
-    assert (found[0].leaves_at is not None) == ("deleting" in changes)
+    assert (found[0].leaves_at is not None) == ("deleted_at" in changes)
 
 
 def test_those_of_earlier_attempts_are_on_their_way_out():
     state = replace(STATE, attempts=(1, 0))
-    found = list(workers_of(JOB.key, pods_of(pod(BASE, 0), SECOND, pod(EXTRA, 0, deleting=True), state=state), state))
+    found = list(
+        workers_of(JOB.key, pods_of(pod(BASE, 0), SECOND, pod(EXTRA, 0, deleted_at=EPOCH), state=state), state)
+    )
     assert [replace(each, leaves_at=None) for each in found] == [
         worker("one-base-1-0", BASE, 1),
         worker("one-base-0-0", BASE, 0, TERMINATING),
@@ -123,18 +132,10 @@ def test_a_completed_worker_whose_side_cars_run_on_is_about_to_go():
 # ---- pods of others
 
 
-def other(*, owned: bool = False, **changes: Any) -> Worker | None:
-    raw = raw_worker(JOB, **{key: value for key, value in changes.items() if key in ("phase", "node", "state")})
-    if not owned:
-        raw["metadata"] |= {"name": "other", "ownerReferences": []}
-    if changes.get("deleting"):
-        raw["metadata"]["deletionTimestamp"] = time_at(EPOCH)
-    if changes.get("gated"):
-        raw["spec"]["schedulingGates"] = [{"name": "g"}]
-    if changes.get("only_on"):
-        raw["spec"]["nodeSelector"] = {"nvidia.com/gpu.product": changes["only_on"]}
-    if "gpus" in changes:
-        raw["spec"]["containers"][0]["resources"] = {"limits": {GPU: changes["gpus"]}}
+def other(*, owned: bool = False, only_on: str | None = None, gpus: str = "1", **changes: Any) -> Worker | None:
+    raw = raw_worker(JOB, **changes) if owned else raw_stranger("other", {"limits": {GPU: gpus}}, **changes)
+    if only_on is not None:
+        raw["spec"]["nodeSelector"] = {"nvidia.com/gpu.product": only_on}
     return foreign_worker(parse_pod(raw, SETTINGS))
 
 
@@ -145,11 +146,11 @@ WAITS = {"phase": "Pending", "node": None, "state": {}}
     ("changes", "expected"),
     [
         ({}, ("node", RUNNING, None)),
-        ({"deleting": True}, ("node", TERMINATING, None)),
+        ({"deleted_at": EPOCH}, ("node", TERMINATING, None)),
         ({**WAITS}, (None, PENDING, None)),
         ({**WAITS, "only_on": "a"}, (None, PENDING, "a")),
-        ({**WAITS, "gated": True}, None),
-        ({**WAITS, "deleting": True}, None),
+        ({**WAITS, "gates": ["g"]}, None),
+        ({**WAITS, "deleted_at": EPOCH}, None),
         ({"phase": "Succeeded", "state": terminated(0)}, None),
         ({"gpus": "0"}, None),
         ({"owned": True}, ("node", RUNNING, None)),
@@ -250,10 +251,8 @@ def test_a_leader_that_does_not_run(leader):
 
 
 def test_what_keeps_workers_from_starting():
-    waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
-    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": ""}
-    pulls = pod(BASE, 1, phase="Pending", state=waiting)
-    waits = pod(BASE, 0, phase="Pending", node=None, state={}, conditions=[unscheduled])
+    pulls = pod(BASE, 1, phase="Pending", state=waiting_for("ErrImagePull", "no such image"))
+    waits = pod(BASE, 0, phase="Pending", node=None, state={}, conditions=[unschedulable()])
     assert trouble_of(pods_of(LEADER, SECOND)) is None
     assert trouble_of(pods_of(LEADER, pulls)) == Trouble(
         reason=Reason.IMAGE_PULL_FAILED, message="ErrImagePull: no such image"

@@ -186,6 +186,5 @@ def test_no_change_of_pods_leads_to_a_wrong_count_a_false_reason_or_a_budget_tha
         life.live(60)
         if not life.unplaced:
             condition = life.condition(ConditionType.RUNNING)
-            assert condition is not None
             assert condition.status == "True", condition
         life.operator.close()

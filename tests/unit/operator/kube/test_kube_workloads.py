@@ -76,7 +76,6 @@ def test_a_job_is_admitted_or_loses_its_quota_by_kueues_word_alone(
     raw["spec"]["active"] = active
     workload = parse_workload(raw, SETTINGS)
     asks = asks_of(job_of(minReplicas=2, maxReplicas=2) if changed else job, SETTINGS)
-    assert workload is not None
     found = admission_by(workload, asks, {}, "")
     holds = {each["type"] for each in said if each["status"] == "True"}
     refused = any(each["type"] == "QuotaReserved" and each["status"] != "True" for each in said)
@@ -109,7 +108,6 @@ def test_silence_takes_nothing_back() -> None:
 def test_what_a_job_asks_for_is_compared_with_what_its_workload_asks_for(spec: Raw, is_other_quota: bool) -> None:
     """An image or a command is no business of Kueue's; neither is who has made the Workload, or what was filled in."""
     workload = parse_workload(raw_workload(job_of()), SETTINGS)
-    assert workload is not None
     assert workload.asks == asks_of(job_of(template=template({"image": "other", "command": ["x"]})), SETTINGS)
     other = asks_of(job_of(**spec), SETTINGS)
     assert workload.asks != other

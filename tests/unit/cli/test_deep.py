@@ -53,6 +53,7 @@ def test_what_does_not_run_is_an_error_with_its_line(tmp_path: Path, monkeypatch
     cause = "TypeError: Sequential.forward() takes 2 positional arguments but 3 were given"
     assert problem == f"jobs.yaml: bad: {cause} ({tmp_path}/nets.py:11, in forward)"
     assert "jobs.yaml: bad: model: 650 trainable parameters, depth 1\n" in done.stderr
+    assert ": valid" not in done.stderr
 
 
 def test_what_runs_is_reported(

@@ -127,10 +127,10 @@ def test_what_cannot_be_used_is_reported(arguments, said):
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def job(mode: str = "Auto") -> Any:
+def job(mode: str = "Auto", replicas: int = 2) -> Any:
     text = (
         "apiVersion: espalier.dev/v1alpha1\nkind: AdaptiveTrainingJob\nmetadata: {name: one}\n"
-        f'spec: {{timeBudgetSeconds: 9, maxReplicas: 2, adaptation: {{mode: "{mode}"}}}}\n'
+        f'spec: {{timeBudgetSeconds: 9, maxReplicas: {replicas}, adaptation: {{mode: "{mode}"}}}}\n'
     )
     return parse_jobs(text, "job.yaml")[0]
 
@@ -163,13 +163,19 @@ NO_AGENT = declined(source=AdaptationSource.FALLBACK, policy="None")
         (result(replicas=1), "no extra GPU was lent to it (minReplicas 1, maxReplicas 2)"),
         (result(), "it ended before the agent answered"),
         (result(cannot_grow="its layers are tied"), "its layers are tied"),
+        (result(not_tried="its trial was given up"), "its trial was given up"),
     ],
 )
 def test_a_run_that_did_not_grow_says_why(found: RunResult, says: str) -> None:
     assert why_not_grown(found, job()).startswith(f"it did not grow: {says}")
 
 
+def test_a_run_that_can_be_lent_nothing_is_not_told_to_wait_for_gpus() -> None:
+    assert "(maxReplicas 1); raise maxReplicas" in why_not_grown(result(replicas=1), job(replicas=1))
+
+
 def test_a_run_that_grew_or_did_not_ask_for_it_says_nothing() -> None:
     assert why_not_grown(result(adaptation(), declined()), job()) == ""
     assert why_not_grown(result(declined()), job("Off")) == ""
+    assert why_not_grown(result(phase="Failed"), job()) == ""
     assert "adaptation.mode is DryRun" in why_not_grown(result(declined()), job("DryRun"))

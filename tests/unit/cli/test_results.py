@@ -38,7 +38,7 @@ from espalier_core.types.events import (
 )
 from espalier_core.types.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
-from espalier_core.types.report import AdaptationResult, Arm, Metric
+from espalier_core.types.report import AdaptationResult, Arm, Metric, Report
 from espalier_core.types.result import RunResult, read_history, summarize
 from espalier_core.types.status import JobPhase
 from espalier_core.types.task import Score, accuracy_of, accuracy_score
@@ -78,6 +78,21 @@ def test_a_result_says_why_the_model_could_not_grow(events: tuple[AnyEvent, ...]
         JOB_OF_TEN_SECONDS, (said, *events), seed=3, phase="Complete", reason="", used_seconds=1, gpu_seconds_used=1
     )
     assert result.cannot_grow == "no growth point"
+
+
+def test_a_result_says_how_far_a_killed_run_came_and_forgets_growths_that_a_restart_undid(
+    events: tuple[AnyEvent, ...],
+) -> None:
+    """A loop that reports no validation has no events of epochs; only the report knows its steps."""
+    told = [event for event in events if event.type not in ("EpochFinished", "TrainerFinished")]
+    (grown,) = (event.adaptation for event in told if event.type == "AdaptationFinished")
+    for kept in ((), (grown,)):
+        came = {"epoch": 7, "step": 99, "depth": 4 + len(kept), "parameters": 100, "used_seconds": 4.0}
+        report = Report(job="one", incarnation="i", updated_time=events[0].time, adaptations=kept, **came)
+        ended = {"phase": "Failed", "reason": "", "used_seconds": 4.0, "gpu_seconds_used": 4.0}
+        result = summarize(JOB_OF_TEN_SECONDS, told, seed=3, report=report, **ended)
+        assert (result.epochs, result.steps, result.depth_after) == (7, 99, 4 + len(kept))
+        assert result.adaptations == kept
 
 
 def test_a_history_cut_short_by_a_kill_is_read_without_its_last_line(finished_run: Callable[..., Path]) -> None:

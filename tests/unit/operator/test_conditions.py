@@ -119,6 +119,9 @@ def test_lent_gpus_that_the_model_cannot_grow_into_are_explained():
     status = status_at(replace(TRAINING, extra=1), report=report)
     granted = next(each for each in status.conditions if each.type is ConditionType.EXTRA_GPUS_GRANTED)
     assert granted.message == "1 extra worker; it has no growth point"
+    status = status_at(TRAINING, report=report, refusal=Reason.ADAPTATION_OFF)
+    refused = next(each for each in status.conditions if each.type is ConditionType.EXTRA_GPUS_GRANTED)
+    assert refused.message == f"{SENTENCES[Reason.ADAPTATION_OFF]}; it has no growth point"
 
 
 def test_a_leader_that_fails_before_it_has_a_model_does_not_take_back_what_others_have_trained():

@@ -59,7 +59,9 @@ def test_a_failed_job_is_taken_up_again_when_its_mistake_is_mended(local_run, jo
     second = story.outcomes["one"]
     assert (second.phase, second.reason, second.failures) == (JobPhase.COMPLETE, Reason.BUDGET_EXHAUSTED, 0)
     assert story.told("one", TrainerStarted)[0].used_seconds == pytest.approx(first.used_seconds)
-    assert "it had failed (InvalidSpec: " in story.told("one", Warned)[0].message
+    said = story.told("one", Warned)[0].message
+    assert said.startswith("it had failed (InvalidSpec: ")
+    assert said.endswith("it continues from its checkpoint")
     assert local_run([job_of("one", backoffLimit=0)]).events == [], "a complete job has ended for good"
 
 
@@ -82,6 +84,7 @@ def test_a_failed_job_without_a_checkpoint_begins_again_with_its_whole_budget(lo
     (checkpoints / "exits").rename(local_run.directory / "exits")
     story = local_run([job_of("one", maxReplicas=2)], **change)
     assert story.outcomes["one"].phase is JobPhase.COMPLETE
+    assert story.told("one", Warned)[0].message.endswith("it left no checkpoint, and starts from the beginning")
     assert story.told("one", TrainerStarted)[0].used_seconds == 0
     assert story.told("one", GPUsChanged)[0].used_seconds > 0.2, "GPUs come again, too, and not at once"
 

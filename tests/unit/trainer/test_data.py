@@ -361,6 +361,7 @@ class Typed(Squares):
 def typed(kind):
     kind = getattr(numpy, kind)
     return (torch.rand(3, 1), numpy.arange(3).astype(kind)), Typed(kind), Typed(kind)
+def numbers(kind): return [(numpy.array([[1, 0], [255, 1]]).astype(kind), numpy.arange(2))] * 3
 def failing(): raise ValueError("no such city")
 """
 
@@ -379,6 +380,23 @@ def test_labels_may_be_integers_of_any_size(kind):
     for source in (data.train, data.validation):
         assert source.batch(torch.arange(2), None)[1].tolist() == [0, 1]
         assert source.batch(torch.arange(2), None)[1].dtype is torch.int64
+
+
+@pytest.mark.usefixtures("_user_module")
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        ("int64", torch.tensor([[1, 0], [255, 1]])),
+        ("int16", torch.tensor([[1, 0], [255, 1]])),
+        ("uint8", torch.tensor([[1 / 255, 0.0], [1.0, 1 / 255]])),
+        ("bool_", torch.tensor([[1.0, 0.0], [1.0, 1.0]])),
+        ("float64", torch.tensor([[1.0, 0.0], [255.0, 1.0]])),
+    ],
+)
+def test_only_inputs_of_8_bits_are_pixels(kind, given):
+    """Token ids and columns of integers were divided by 255."""
+    data = load_data(DatasetSpec(entrypoint="user_data:numbers", options={"kind": kind}))
+    torch.testing.assert_close(data.train.batch(torch.arange(2), None)[0], given)
 
 
 @pytest.mark.usefixtures("_user_module")

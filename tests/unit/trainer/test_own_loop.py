@@ -174,6 +174,7 @@ def test_trials_that_a_job_asks_for_and_a_script_cannot_do_are_reported(
         ({"validation_accuracy": 0.5, "validation_loss": 1.0}, 0.5),
         ({"validation_accuracy": 0.5, "validation_loss": 1.0, "test_accuracy": 0.75}, 0.75),
         ({"test_accuracy": 75.0}, None),
+        ({"test_accuracy": math.nan, "test_loss": math.inf}, None),
         ({}, None),
     ],
 )
@@ -200,7 +201,9 @@ def test_the_agent_learns_how_a_job_ended_that_it_advised(
     assert report.phase == "Completed"
     events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     refused = [event for event in events if event.type == "Warned" and event.reason == "FigureLeftOut"]
-    assert bool(refused) == (figures.get("test_accuracy", 0) > 1)
+    assert bool(refused) == ("test_accuracy" in figures and told is None)
+    with pytest.raises(OwnLoopError, match="loop.report: test_loss is 'good'; give a number"):
+        loop.report(test_loss="good")
 
 
 @pytest.mark.parametrize("goodput", [False, True])

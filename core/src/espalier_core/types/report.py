@@ -278,6 +278,8 @@ class Report(Record):
     parameters: int = Field(default=0, ge=0)
     cannot_grow: str = ""
     """The reason why the model cannot grow, or not by all operations that the job allows; empty if it can."""
+    grows: bool = True
+    """Whether the model can grow by any of these operations."""
     consultations: int = Field(default=0, ge=0)
     adaptations: tuple[Adaptation, ...] = ()
     """All adaptations; the status keeps the last 20."""

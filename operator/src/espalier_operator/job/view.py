@@ -101,7 +101,7 @@ def facts_of(
         "last_failure": state.last_failure if trouble is None else trouble.message or SENTENCES[trouble.reason],
     }
     needed = state.needed(terms)
-    if seen.report is not None and seen.report.cannot_grow:
+    if seen.report is not None and not seen.report.grows:
         needed = replace(needed, adapts=False)
     return JobFacts(
         **recorded,

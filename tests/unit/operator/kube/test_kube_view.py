@@ -185,6 +185,8 @@ def test_the_facts_of_a_job_that_trains():
         preemptions=2,
     )
     said = report("b0", TrainerPhase.EVALUATING, acknowledged_generation=3)
+    idle = facts_of(JOB, state, EPOCH, SETTINGS, pods_of(LEADER), said.model_copy(update={"grows": False}))
+    assert not idle.terms.adapts
     assert facts_of(JOB, state, EPOCH + 5, SETTINGS, pods_of(LEADER, SECOND), said) == JobFacts(
         key="ns/one",
         terms=JOB.terms,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from espalier_core.base import number_of
+from espalier_core.types.advice import Action
 from espalier_core.types.events import NOT_GROWABLE
-from espalier_core.types.job import AdaptationMode, Insertion, Trials
+from espalier_core.types.job import AdaptationMode, AdaptationSpec, Insertion, Trials
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, Arm, TrainerPhase
 from espalier_core.types.task import Score
@@ -79,7 +80,7 @@ class Growth:
             message = f"no growth is tried first (adaptation.trials: {spec.trials}): {self._cannot_try}"
             journal.warn("TrialsNotPossible", message)
         why = "" if spec.mode is AdaptationMode.OFF else self._cannot_grow or self._cannot_grow_within_bound
-        journal.cannot_grow = why
+        journal.cannot_grow, journal.grows = why, not why or self._allows(spec)
         if why and self._adapter is not None:  # a script that does not let its model grow knows that
             journal.warn(NOT_GROWABLE, why)
 
@@ -141,23 +142,23 @@ class Growth:
     def _may_grow(self) -> bool:
         """Whether the network has places to grow at, and the job allows another growth."""
         run = self._run
-        network, spec, started_with = run.state.network, run.job.spec.adaptation, run.progress.parameters_before
-        if network.architecture is None or run.progress.consultations >= spec.max_adaptations:
-            return False
-        return run.hooks.may_grow and any_allowed(spec, network.architecture, started_with, network.waiting)
+        spec = run.job.spec.adaptation
+        may = run.progress.consultations < spec.max_adaptations and run.hooks.may_grow
+        return may and self._allows(spec, run.state.network.waiting)
 
     @property
     def _cannot_grow_within_bound(self) -> str:
         """Why `maxParameters` allows no growth of the network; '' if it does."""
-        run = self._run
-        network, spec, started_with = run.state.network, run.job.spec.adaptation, run.progress.parameters_before
-        found, free = network.architecture, spec.model_copy(update={"max_parameters": 10**13})
-        if self._adapter is None or found is None or spec.max_parameters is None:
+        spec, parameters = self._run.job.spec.adaptation, self._run.state.network.parameters
+        most = spec.max_parameters
+        if most is None or self._allows(spec) or not self._allows(spec.model_copy(update={"max_parameters": 10**13})):
             return ""
-        if any_allowed(spec, found, started_with) or not any_allowed(free, found, started_with):
-            return ""
-        most = f"adaptation.maxParameters is {spec.max_parameters:,}"
-        return f"{most}, and each growth of its {found.parameters:,} parameters would exceed that; raise it"
+        return f"adaptation.maxParameters is {most:,}, which each growth of its {parameters:,} exceeds; raise it"
+
+    def _allows(self, spec: AdaptationSpec, waiting: Set[Action] = frozenset()) -> bool:
+        """Return whether any growth of the network is allowed that does not have to wait."""
+        found, started_with = self._run.state.network.architecture, self._run.progress.parameters_before
+        return found is not None and any_allowed(spec, found, started_with, waiting)
 
     def look_ahead(self) -> None:
         """Report the expected gain of growing to the scheduler, unless a trial is measuring it."""

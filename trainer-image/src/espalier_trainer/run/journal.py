@@ -75,6 +75,8 @@ class RunJournal:
     ending: Ending | None = None
     cannot_grow: str = ""
     """Reason why the model cannot grow; empty if it can, or if growth is not requested."""
+    grows: bool = True
+    """Whether the model can grow at all, or growth is not requested."""
     measured: Callable[[], Measurements] = Measurements
     """Returns the measurements of the run so far."""
 
@@ -247,6 +249,7 @@ class RunJournal:
             progress_percentage=min(100, int(100 * stamp["used_seconds"] / self.scheduler.time_budget())),
             metrics=progress.metric_tuple(),
             cannot_grow=self.cannot_grow,
+            grows=self.grows,
             consultations=progress.consultations,
             adaptations=tuple(progress.adaptations),
             measurements=self.measured(),

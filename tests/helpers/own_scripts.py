@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from espalier_trainer.user_loop.joining import WATCH
-from trainer_processes import Workplace, of, until
+from trainer_processes import Workplace, members, of, until
 
 OWN = """
 import atexit, runpy
@@ -29,11 +29,6 @@ def another_process() -> None:
 def epochs(log: str) -> dict[int, str]:
     """Return what was printed at the end of each epoch, the last time it ended."""
     return {int(number): said for number, said in re.findall(r"^epoch (\d+): (.*)\n", log, re.M)}
-
-
-def members(place: Workplace) -> list[int]:
-    """Return how many workers there were after each change."""
-    return [int(event.workers) for event in place.events() if event.type == "WorkersChanged"]
 
 
 def shared(place: Workplace, interrupted: int | None = None) -> list[int]:

@@ -19,6 +19,18 @@ rules._START_SECONDS = 120.0
 """
 """Arms train for 1.5 and 3 of the 3600 s of a budget: no machine is so slow that it ends while workers still start."""
 
+ASKS = """
+import os
+from pathlib import Path
+from espalier_trainer.elastic.rendezvous import RendezvousClient
+at_once = RendezvousClient.plan
+def plan(self, *given):
+    Path({folder!r}, f"asks-{{os.getpid()}}").touch()
+    return at_once(self, *given)
+RendezvousClient.plan = plan
+"""
+"""A worker tells that it has arrived, by a file of its process."""
+
 
 def until(condition: Callable[[], Any], place: Workplace) -> Any:
     """Return the first true value of `condition`; fails with what the processes have logged."""
@@ -36,6 +48,19 @@ def ended(process: Any, place: Workplace) -> int:
 def of(place: Workplace, kind: str) -> list[Any]:
     """Return the events of a kind, in order."""
     return [event for event in place.events() if event.type == kind]
+
+
+def members(place: Workplace) -> list[int]:
+    """Return how many workers there were after each change."""
+    return [int(event.workers) for event in of(place, "WorkersChanged")]
+
+
+def meet(place: Workplace, extras: int = 1) -> list[Any]:
+    """Start the leader and so many extra workers, and wait until all train together; returns their processes."""
+    place.allocate(1 + extras)
+    processes = [place.start(), *(place.start(index) for index in range(extras))]
+    until(lambda: members(place)[-1:] == [1 + extras], place)
+    return processes
 
 
 def decided(place: Workplace) -> Adaptation:

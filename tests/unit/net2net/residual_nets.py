@@ -21,9 +21,7 @@ class Unit(nn.Module):
         self.up, self.act, self.down = layer(8, 16), nn.SiLU(), layer(16, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
-        result: Tensor = x + self.down(self.act(self.up(self.norm(x))))
-        return result
+        return x + self.down(self.act(self.up(self.norm(x))))
 
 
 class Net(nn.Module):
@@ -36,9 +34,21 @@ class Net(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (..., 3)."""
-        result: Tensor = self.head(self._run(self.blocks, functional.relu(self.stem(x))))
-        return result
+        return self.head(self._run(self.blocks, functional.relu(self.stem(x))))
+
+
+class Written(nn.Module):
+    """A forward over named layers, as a user writes one."""
+
+    def __init__(self, forward: Callable[..., Tensor], **layers: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+        self._written = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the function makes of the module and its input."""
+        return self._written(self, x)
 
 
 def in_turn(blocks: Any, x: Tensor) -> Tensor:

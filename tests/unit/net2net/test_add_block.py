@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from block_cases import CASES, GPT, Case, MixerBlock, PostNorm, encoder, outputs, resnet, tokens, vectors
 from growth_cases import relative_error
-from residual_nets import ROWS, Net, Unit, in_turn
+from residual_nets import ROWS, Net, Unit, Written, in_turn
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -142,41 +143,27 @@ def test_counts_and_names_of_blocks_stay_consistent() -> None:
     assert names == ["0", "1", "2", "3", "4", "4_added_0", "5", "6", "7"]
 
 
-class Parallel(nn.Module):
-    """Blocks that all read the same, and a loop that keeps what each returned."""
-
-    def __init__(self, keep: bool) -> None:
-        super().__init__()
-        self.keep = keep
-        self.blocks = CASES["layer scale"].build()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.keep:
-            kept = []
-            for block in self.blocks:
-                x = block(x)
-                kept.append(x)
-            return torch.stack(kept).mean(0)
-        return sum(block(x) for block in self.blocks)
+def _all_of_the_same(m: nn.Module, x: Tensor) -> Tensor:
+    return sum(block(x) for block in m.blocks)
 
 
-class Fixed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = CASES["layer scale"].build()
+def _keeping(m: nn.Module, x: Tensor) -> Tensor:
+    kept = []
+    for block in m.blocks:
+        x = block(x)
+        kept.append(x)
+    return torch.stack(kept).mean(0)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.blocks[1](self.blocks[0](x))
+
+def _by_number(m: nn.Module, x: Tensor) -> Tensor:
+    return m.blocks[1](m.blocks[0](x))
 
 
-class Shared(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = CASES["layer scale"].build()
-        self.blocks[1].up.weight = self.blocks[0].up.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.blocks(x)
+def _scaled_blocks(forward: Callable[..., Tensor], *, tied: bool = False) -> nn.Module:
+    blocks = CASES["layer scale"].build()
+    if tied:
+        blocks[1].up.weight = blocks[0].up.weight
+    return Written(forward, blocks=blocks)
 
 
 class Part(nn.Sequential):
@@ -245,10 +232,20 @@ def test_pairs_that_get_a_forward_keep_their_names_and_grow() -> None:
         ),
         (lambda: nn.Sequential(PostNorm(), PostNorm()), "0", "post-norm", "pre-norm"),
         (lambda: encoder(norm_first=False), "layers.0", "post-norm", "norm_first=True"),
-        (lambda: Parallel(keep=True), "blocks.0", "does not run another block", "in a loop"),
-        (lambda: Parallel(keep=False), "blocks.0", "does not run another block", "in a loop"),
-        (Fixed, "blocks.0", "does not run another block|operations with another block", "in a loop"),
-        (Shared, "blocks.0", "shares 'up.weight' with 'blocks.0.up.weight'", "its own"),
+        (lambda: _scaled_blocks(_keeping), "blocks.0", "does not run another block", "in a loop"),
+        (lambda: _scaled_blocks(_all_of_the_same), "blocks.0", "does not run another block", "in a loop"),
+        (
+            lambda: _scaled_blocks(_by_number),
+            "blocks.0",
+            "does not run another block|operations with another block",
+            "in a loop",
+        ),
+        (
+            lambda: _scaled_blocks(lambda m, x: m.blocks(x), tied=True),
+            "blocks.0",
+            "shares 'up.weight' with 'blocks.0.up.weight'",
+            "its own",
+        ),
         (
             lambda: nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(2))),
             "0",

@@ -11,8 +11,9 @@ import torch
 from growth_cases import TORCHVISION, torchvision_case
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from zoo import HUGGING_FACE, TIMM, Zoo, words
 
+from bench.zoo import models
+from bench.zoo.models import Case
 from espalier_core.growth.block import block_added
 from espalier_trainer.net2net import ExampleInput, add_block, block_points, refused_blocks
 from espalier_trainer.net2net.description import describe
@@ -32,6 +33,40 @@ RUNS = {
     "googlenet-aux": (),
 }
 """Of torchvision's models; those that are not named have runs of inverted residuals."""
+LIBRARIES = {
+    "transformers: gpt2": ("transformer.h.0",),
+    "transformers: llama": ("model.layers.0",),
+    "transformers: qwen2": ("model.layers.0",),
+    "transformers: t5": ("encoder.block.1",),
+    "transformers: t5 with a short decoder": ("encoder.block.1", "decoder.block.1"),
+    "transformers: vit": ("vit.layers.0",),
+    "transformers: bert": (),
+    "timm: vit_tiny_patch16_224": ("blocks.0",),
+    "timm: deit3_small_patch16_224": ("blocks.0",),
+    "timm: beit_base_patch16_224": ("blocks.0",),
+    "timm: eva02_tiny_patch14_224": ("blocks.0",),
+    "timm: cait_xxs24_224": ("blocks.0", "blocks_token_only.0"),
+    "timm: xcit_nano_12_p8_224": ("blocks.0",),
+    "timm: swin_tiny_patch4_window7_224": ("layers.0.blocks.0", "layers.1.blocks.0"),
+    "timm: convnext_atto": tuple(f"stages.{number}.blocks.0" for number in range(4)),
+    "timm: regnetx_002": ("s3.b2", "s4.b2"),
+    "timm: mobilenetv3_small_050": ("blocks.1.1", "blocks.2.1", "blocks.3.0", "blocks.4.1"),
+}
+"""Of models of the zoo of `make bench-growth-zoo`."""
+COUNTED = {"gpt2": "n_layer", "t5": "num_layers"}
+"""The field of a configuration that counts the blocks of the first run, where it is not `num_hidden_layers`."""
+CASES = models.cases()
+
+
+def built(key: str) -> tuple[nn.Module, ExampleInput]:
+    """Return a model of a library, which has to be installed, and an input for it."""
+    library, _, name = key.partition(": ")
+    pytest.importorskip(library)
+    case: Case = CASES[key.removesuffix(" with a short decoder")]
+    model = case.build().eval()
+    if "short decoder" in name:
+        model = type(model)(type(model.config)(**{**model.config.to_dict(), "num_layers": 4})).eval()
+    return model, case.example(model)
 
 
 def run(model: nn.Module, example: ExampleInput) -> list[Tensor]:
@@ -60,7 +95,7 @@ def check(model: nn.Module, example: ExampleInput) -> tuple[str, ...]:
 
 
 @pytest.mark.sweep("blocks of torchvision, timm and Hugging Face")
-@pytest.mark.parametrize("name", [*TORCHVISION, *TIMM, *HUGGING_FACE])
+@pytest.mark.parametrize("name", [*TORCHVISION, *LIBRARIES])
 def test_every_offered_run_is_exact_and_every_refusal_has_a_reason(name: str) -> None:
     if name in TORCHVISION:
         case = torchvision_case(name)
@@ -68,9 +103,7 @@ def test_every_offered_run_is_exact_and_every_refusal_has_a_reason(name: str) ->
         assert found == RUNS.get(name, found)
         assert (name in RUNS and not RUNS[name]) or found
     else:
-        pytest.importorskip("timm" if name in TIMM else "transformers")
-        zoo = (TIMM | HUGGING_FACE)[name]
-        assert check(zoo.build(), zoo.example()) == zoo.runs
+        assert check(*built(name)) == LIBRARIES[name]
 
 
 def _trained(model: nn.Module) -> None:
@@ -81,15 +114,14 @@ def _trained(model: nn.Module) -> None:
 
 
 @pytest.mark.sweep("models of the zoo")
-@pytest.mark.parametrize("name", [name for name, zoo in HUGGING_FACE.items() if zoo.runs])
-def test_a_grown_model_of_hugging_face_is_saved_loaded_and_generates_alike(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    zoo: Zoo = HUGGING_FACE[name]
-    model, example = zoo.build(), zoo.example()
+@pytest.mark.parametrize("key", [key for key, runs in LIBRARIES.items() if runs and "transformers" in key])
+def test_a_grown_model_of_hugging_face_is_saved_loaded_and_generates_alike(key: str, tmp_path: Path) -> None:
+    model, example = built(key)
     grown: Any = model
-    for run_id in zoo.runs:
+    for run_id in LIBRARIES[key]:
         grown = add_block(grown, run_id, example)
-    assert getattr(grown.config, zoo.count) == getattr(model.config, zoo.count) + 1
+    count = COUNTED.get(key.split()[1], "num_hidden_layers")
+    assert getattr(grown.config, count) == getattr(model.config, count) + 1
     kinds = getattr(grown.config, "layer_types", None)
     assert kinds is None or len(kinds) == grown.config.num_hidden_layers
     _trained(grown)
@@ -97,9 +129,10 @@ def test_a_grown_model_of_hugging_face_is_saved_loaded_and_generates_alike(name:
     loaded = type(grown).from_pretrained(tmp_path)
     assert torch.equal(run(loaded, example)[0], run(grown, example)[0])
     assert not torch.equal(run(loaded, example)[0], run(model, example)[0])
-    if name != "vit":
+    if "vit" not in key:
+        words = example["input_ids"]
         generated = [
-            one.generate(words(), attention_mask=torch.ones_like(words()), use_cache=cache, max_new_tokens=5)
+            one.generate(words, attention_mask=torch.ones_like(words), use_cache=cache, max_new_tokens=5)
             for one in (grown, loaded)
             for cache in (True, False)
         ]
@@ -107,15 +140,12 @@ def test_a_grown_model_of_hugging_face_is_saved_loaded_and_generates_alike(name:
 
 
 def test_a_decoder_of_t5_gets_no_longer_than_its_caches() -> None:
-    pytest.importorskip("transformers")
-    zoo = HUGGING_FACE["t5"]
-    refusal = next(one for one in refused_blocks(zoo.build(), zoo.example()) if one.layer == "decoder.block.1")
+    refusals = refused_blocks(*built("transformers: t5"))
+    refusal = next(one for one in refusals if one.layer == "decoder.block.1")
     assert "makes its caches for 2" in refusal.reason
 
 
 def test_bert_is_refused_as_post_norm() -> None:
-    pytest.importorskip("transformers")
-    zoo = HUGGING_FACE["bert"]
-    (refusal,) = refused_blocks(zoo.build(), zoo.example())
+    (refusal,) = refused_blocks(*built("transformers: bert"))
     assert "post-norm" in refusal.reason
     assert refusal.file.endswith("modeling_bert.py")

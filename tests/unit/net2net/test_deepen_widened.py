@@ -19,7 +19,7 @@ IMAGE = torch.randn(3, 3, 6, 6, generator=torch.Generator().manual_seed(4))
 
 
 def _image_model(**options: object) -> nn.Module:
-    layers = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1, **options)  # type: ignore[arg-type]
+    layers = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1, **options)
     return nn.Sequential(*layers, nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3))
 
 

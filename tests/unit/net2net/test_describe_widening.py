@@ -7,7 +7,8 @@ import torch
 from growth_cases import torchvision_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_widening import IMAGE, MODELS, Written, conv
+from residual_nets import Written
+from test_widening import IMAGE, MODELS, conv
 from torch import Tensor, nn
 
 import sweeps
@@ -34,10 +35,6 @@ def _ways(m: nn.Module, x: Tensor) -> Tensor:
     return m.head(m.act(m.one(x)) + skipped)
 
 
-def _returned(m: nn.Module, x: Tensor) -> Tensor:
-    return m.act(m.one(x))
-
-
 STRUCTURES = {name: (build, IMAGE) for name, (build, _) in MODELS.items()} | {
     "bottleneck": (
         lambda: Written(
@@ -49,7 +46,7 @@ STRUCTURES = {name: (build, IMAGE) for name, (build, _) in MODELS.items()} | {
     "a way around": (
         lambda: Written(_ways, skip=conv(3, 6), one=conv(3, 6), act=nn.ReLU(), head=conv(6, 2)), IMAGE
     ),
-    "an activation at the end": (lambda: Written(_returned, one=conv(3, 4), act=nn.ReLU()), IMAGE),
+    "an activation at the end": (lambda: Written(lambda m, x: m.act(m.one(x)), one=conv(3, 4), act=nn.ReLU()), IMAGE),
     "grouped block": (
         lambda: nn.Sequential(conv(3, 6), conv(6, 6, groups=2), nn.BatchNorm2d(6), nn.ReLU(), conv(6, 4)), IMAGE
     ),

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from residual_nets import Unit
 from torch import Tensor, nn
 
 from espalier_trainer.net2net import (
@@ -35,31 +36,18 @@ class Net(nn.Module):
         super().__init__()
         self.look = look
         self.seen: list[Any] = []
-        self.first, self.act = nn.Linear(4, 6), nn.ReLU()
-        self.blocks = nn.ModuleList([Block(), Block()])
-        self.last = nn.Linear(6, 2)
-        self.other = nn.Linear(6, 6)
+        self.first, self.act = nn.Linear(4, 8), nn.ReLU()
+        self.blocks = nn.ModuleList([Unit(), Unit()])
+        self.last = nn.Linear(8, 2)
+        self.other = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return two values for each example."""
         x = self.act(self.first(x))
         looked = self.look(self, x)
         x = x if looked is None else looked
         for block in self.blocks:
             x = block(x)
         return cast(Tensor, self.last(x))
-
-
-class Block(nn.Module):
-    """Pre-norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.act, self.down = nn.LayerNorm(6), nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
-        return x + cast(Tensor, self.down(self.act(self.up(self.norm(x)))))
 
 
 def _finite(_net: Net, x: Tensor) -> None:
@@ -134,7 +122,7 @@ def test_a_check_or_a_log_keeps_nothing_from_growing(look: Callable[[Net, Tensor
     wanted = model(example)
     for grown in (deepen(model, "first", example), add_block(model, "blocks.0", example)):
         assert torch.equal(grown(example), wanted)
-    wider = widen(model, "first", 12, example, seed=0)
+    wider = widen(model, "first", 16, example, seed=0)
     torch.testing.assert_close(wider(example), wanted)
 
 
@@ -240,6 +228,6 @@ def test_marks_grow_where_values_decide_beside_a_check() -> None:
         return _routes(net, x)
 
     model, example = Net(both), torch.randn(3, 4)
-    model.last = nn.Sequential(DeepenBlock(nn.Linear(6, 6), nn.ReLU()), nn.Linear(6, 2))  # type: ignore[assignment]
+    model.last = nn.Sequential(DeepenBlock(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 2))
     grown = deepen(model, "last.0", example)
     assert torch.equal(grown(example), model(example))

@@ -9,6 +9,7 @@ from threading import Lock
 
 import pytest
 import torch
+from residual_nets import Written
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -17,45 +18,9 @@ from espalier_trainer.net2net import DeepenBlock, GrowthError, deepen, growth_po
 from espalier_trainer.net2net.description import describe
 
 
-class Branches(nn.Module):
-    """Calls one layer on two inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
-        return torch.relu(self.layer(x)) + torch.relu(self.layer(x.flip(0)))
-
-
-class Twice(nn.Module):
-    """Calls one layer two times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.last = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
-        result: Tensor = self.last(torch.relu(self.layer(torch.relu(self.layer(x)))))
-        return result
-
-
-class SharedReLU(nn.Module):
-    """Adds without a module and uses one activation at two places: the first has nowhere to put a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.last = nn.Linear(4, 4)
-        self.relu = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
-        result: Tensor = self.relu(self.last(self.relu(self.layer(x) + x)))
-        return result
+def _shared_relu(m: nn.Module, x: Tensor) -> Tensor:
+    """Add without a module and use one activation at two places: the first has nowhere to put a layer."""
+    return m.relu(m.last(m.relu(m.layer(x) + x)))
 
 
 class ByValue(nn.Module):
@@ -67,9 +32,7 @@ class ByValue(nn.Module):
         self.other = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
-        result: Tensor = self.block(x) if x.sum() > -1e9 else self.other(x)
-        return result
+        return self.block(x) if x.sum() > -1e9 else self.other(x)
 
 
 class OverChildren(nn.Module):
@@ -81,7 +44,6 @@ class OverChildren(nn.Module):
         self.second = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
         for child in self.children():
             x = child(x)
         return torch.relu(x)
@@ -125,13 +87,13 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     ),
     "tied": (_tied, "0", "'0' cannot be deepened: '0' shares a parameter with '2'; untie them before growth"),
     "called twice": (
-        Twice,
+        lambda: Written(lambda m, x: torch.relu(m.layer(torch.relu(m.layer(x)))), layer=nn.Linear(4, 4)),
         "layer",
         "'layer' cannot be deepened: 'layer' is called 2 times, on its own result, and growth would "
         "change each call; grow another layer, or give each call a separate module, with weights of its own",
     ),
     "shared by two branches": (
-        Branches,
+        lambda: Written(lambda m, x: torch.relu(m.layer(x)) + torch.relu(m.layer(x.flip(0))), layer=nn.Linear(4, 4)),
         "layer",
         "'layer' cannot be deepened: 'layer' is called 2 times and growth would change each call; concatenate the "
         "inputs of the calls and call it once (`torch.cat`, then `chunk`), or give each call a separate module",
@@ -143,7 +105,7 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
         "remove the parametrization before growth",
     ),
     "no host": (
-        SharedReLU,
+        lambda: Written(_shared_relu, layer=nn.Linear(4, 4), last=nn.Linear(4, 4), relu=nn.ReLU()),
         "layer",
         "'layer' cannot be deepened: neither the activation 'relu' (called 2 times) nor 'add' before it is the "
         "output of a module called once; give the activation a separate module",
@@ -174,7 +136,7 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
         lambda: ByValue(nn.Sequential(nn.Linear(4, 4), nn.ReLU())),
         "block.0",
         "ByValue branches on a tensor's values (__bool__ at "
-        f"{__file__}:{inspect.getsourcelines(ByValue.forward)[1] + 2}), so its layers cannot be followed; mark the "
+        f"{__file__}:{inspect.getsourcelines(ByValue.forward)[1] + 1}), so its layers cannot be followed; mark the "
         "places that may grow with DeepenBlock, or compute both branches and choose with torch.where",
     ),
     "wrapped": (
@@ -221,7 +183,6 @@ class ByClass(nn.Module):
         self.layers = nn.ModuleList([nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
         for layer in self.layers:
             x = layer(x) if isinstance(layer, nn.Linear) or type(layer) is nn.ReLU else x
         return x
@@ -262,9 +223,7 @@ class Functionally(nn.Module):
         self.act = nn.Tanh() if separate else torch.tanh
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
-        result: Tensor = self.act(self.body(x))
-        return result
+        return self.act(self.body(x))
 
 
 @pytest.mark.parametrize(
@@ -297,7 +256,7 @@ def test_a_hook_that_only_looks_or_comes_before_the_new_layers_refuses_nothing(
 
 def test_a_model_that_cannot_be_copied_offers_nothing() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    model.lock = Lock()  # type: ignore[assignment]
+    model.lock = Lock()
     assert growth_points(model, torch.randn(3, 4)) == []
     with pytest.raises(GrowthError, match=r"Sequential cannot be copied \(TypeError: .*lock.*keep objects that"):
         deepen(model, "0", torch.randn(3, 4))

@@ -58,9 +58,7 @@ class Adapted(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (..., made)."""
-        result: Tensor = self.base(x) + self.up(self.down(x))
-        return result
+        return self.base(x) + self.up(self.down(x))
 
 
 class Remembering(nn.Module):
@@ -72,13 +70,11 @@ class Remembering(nn.Module):
         self.first, self.act, self.last = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (..., 3)."""
         found = self.act(self.first(x))
         if self.seen.numel() != found.numel():
             self.seen = torch.zeros_like(found)
         self.seen = 0.5 * self.seen + found.detach()
-        result: Tensor = self.last(found)
-        return result
+        return self.last(found)
 
 
 class Tied(nn.Module):
@@ -90,9 +86,7 @@ class Tied(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, words: Tensor) -> Tensor:
-        """Return (..., 20)."""
-        result: Tensor = self.head(self.units(self.embedding(words)))
-        return result
+        return self.head(self.units(self.embedding(words)))
 
 
 def _twice(blocks: Any, x: Tensor) -> Tensor:
@@ -106,8 +100,7 @@ def _checkpointed(blocks: Any, x: Tensor) -> Tensor:
 
 
 def _by_number(blocks: Any, x: Tensor) -> Tensor:
-    result: Tensor = blocks[1](blocks[0](x))
-    return result
+    return blocks[1](blocks[0](x))
 
 
 def _units(**options: Any) -> nn.ModuleList:
@@ -240,7 +233,6 @@ class Skipping(nn.Module):
         self.blocks, self.draw = _units(), draw
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
         for block in self.blocks:
             if not self.training or self.draw() > 0.5:
                 x = block(x)
@@ -279,7 +271,6 @@ class Stacked(Unit):
     """Adds by a sum over a stack, which is no addition that the trace could follow."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
         return torch.stack([x, self.down(self.act(self.up(self.norm(x))))]).sum(0)
 
 

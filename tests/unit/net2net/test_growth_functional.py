@@ -68,7 +68,7 @@ def test_what_torch_computes_is_reported_by_the_forward_that_calls_it() -> None:
 def line(mark: str) -> int:
     return next(
         number
-        for number, text in enumerate(inspect.getsource(inspect.getmodule(line)).splitlines(), 1)  # type: ignore[arg-type]
+        for number, text in enumerate(inspect.getsource(inspect.getmodule(line)).splitlines(), 1)
         if text.endswith(f"# line of {mark}")
     )
 

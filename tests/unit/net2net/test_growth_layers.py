@@ -104,12 +104,10 @@ class Functional(nn.Module):
         self.fc2 = nn.Linear(10, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (batch, 3)."""
         x = self.pool(functional.relu(self.conv1(x)))
         x = self.pool(functional.gelu(self.conv2(x)))
         x = torch.sigmoid(self.fc1(torch.flatten(x, 1)))
-        logits: Tensor = self.fc2(x)
-        return logits
+        return self.fc2(x)
 
 
 def test_functional_activations_are_grown_before() -> None:
@@ -130,11 +128,9 @@ class SharedActivation(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
         out = self.conv2(self.relu(self.bn1(self.conv1(x))))
         out += x
-        result: Tensor = self.relu(out)
-        return result
+        return self.relu(out)
 
 
 def test_shared_activation_is_grown_at_its_input_or_at_the_block() -> None:
@@ -245,9 +241,7 @@ class TwoNames(nn.Module):
         self.second = block
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
-        result: Tensor = self.second(x)
-        return result
+        return self.second(x)
 
 
 @pytest.mark.parametrize("kind", list(Insertion))

@@ -83,7 +83,7 @@ def test_nothing_remains_after_success_and_after_each_failure(name: str) -> None
         partial(describe, model, torch.randn(3, 5)),
     ):
         with suppress(GrowthError):
-            attempt()  # type: ignore[operator]
+            attempt()
         assert _state(model) == before
 
 

@@ -32,7 +32,6 @@ class NormAct(nn.BatchNorm2d):
         self.act = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         normed = functional.batch_norm(
@@ -45,8 +44,7 @@ class NormAct(nn.BatchNorm2d):
             self.momentum or 0.1,
             self.eps,
         )
-        result: Tensor = self.act(normed)
-        return result
+        return self.act(normed)
 
 
 class Frozen(nn.Module):
@@ -58,7 +56,6 @@ class Frozen(nn.Module):
             self.register_buffer(name, torch.full((channels,), value))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
         scale = self.weight.reshape(1, -1, 1, 1) * (self.var.reshape(1, -1, 1, 1) + 1e-5).rsqrt()
         return x * scale + (self.bias.reshape(1, -1, 1, 1) - self.mean.reshape(1, -1, 1, 1) * scale)
 
@@ -67,7 +64,6 @@ class Same(nn.Conv2d):
     """Pads as TensorFlow does."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a map of x's size."""
         return functional.conv2d(functional.pad(x, (0, 1, 0, 1)), self.weight, self.bias)
 
 
@@ -75,7 +71,6 @@ class Standardised(nn.Conv2d):
     """A convolution by a weight of mean 0 and variance 1."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a map of x's size."""
         weight = functional.batch_norm(
             self.weight.reshape(1, self.out_channels, -1), None, None, training=True, momentum=0.0
         ).reshape_as(self.weight)
@@ -92,7 +87,6 @@ class Transposed(nn.Module):
         self.bias = nn.Parameter(torch.zeros(made))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (..., made) for (..., given)."""
         return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.made)
 
 
@@ -100,7 +94,6 @@ class OwnGELU(nn.Module):
     """The approximation by a tangent, written out."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
         return 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
@@ -108,7 +101,6 @@ class Squared(nn.Module):
     """A squared ReLU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
         return functional.relu(x).square()
 
 
@@ -120,7 +112,6 @@ class Gate(nn.Module):
         self.layer = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
         return x * self.layer(x.mean((2, 3), keepdim=True)).sigmoid()
 
 
@@ -207,11 +198,9 @@ class Masked(nn.Module):
         self.first, self.act, self.last = nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Return (batch, length, 2)."""
         if not bool(mask.all()):
             x = x * mask[..., None]
-        result: Tensor = self.last(self.act(self.first(x)))
-        return result
+        return self.last(self.act(self.first(x)))
 
 
 @pytest.mark.parametrize("masked", [True, False])

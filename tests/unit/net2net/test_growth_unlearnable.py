@@ -37,7 +37,6 @@ class Counting(nn.Module):
         self.term, self.calls = term, 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (..., 3)."""
         for block in self.blocks:
             x = block(x)
         return self.term(self, self.head(self.act(self.hidden(x))))
@@ -117,15 +116,12 @@ class Parts(nn.Module):
         self.first, self.act, self.last = nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (..., 3)."""
-        result: Tensor = self.last(self.act(self.first(self.way(self.trunk, x))))
-        return result
+        return self.last(self.act(self.first(self.way(self.trunk, x))))
 
 
 @torch.no_grad()
 def _marked(trunk: nn.Module, x: Tensor) -> Tensor:
-    result: Tensor = trunk(x)
-    return result
+    return trunk(x)
 
 
 def _within(trunk: nn.Module, x: Tensor) -> Tensor:
@@ -135,8 +131,7 @@ def _within(trunk: nn.Module, x: Tensor) -> Tensor:
 
 
 def _detached(trunk: nn.Module, x: Tensor) -> Tensor:
-    result: Tensor = trunk(x).detach()
-    return result
+    return trunk(x).detach()
 
 
 def _unused(trunk: nn.Module, x: Tensor) -> Tensor:
@@ -145,20 +140,17 @@ def _unused(trunk: nn.Module, x: Tensor) -> Tensor:
 
 
 def _plain(trunk: nn.Module, x: Tensor) -> Tensor:
-    result: Tensor = trunk(x)
-    return result
+    return trunk(x)
 
 
 def _masked(trunk: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
         kept = torch.ones_like(x[..., :1])
-    result: Tensor = trunk(x) * kept + trunk.head.weight.detach().sum()
-    return result
+    return trunk(x) * kept + trunk.head.weight.detach().sum()
 
 
 def _again(trunk: nn.Module, x: Tensor) -> Tensor:
-    result: Tensor = checkpoint(trunk, x.clone().requires_grad_(torch.is_grad_enabled()), use_reentrant=True)
-    return result
+    return checkpoint(trunk, x.clone().requires_grad_(torch.is_grad_enabled()), use_reentrant=True)
 
 
 WAYS: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], bool, int]] = {
@@ -203,7 +195,6 @@ class Drawing(nn.Module):
         self.blocks, self.own, self.draw = nn.ModuleList([Unit(), Unit()]), [own], draw
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
         for block in self.blocks:
             if not self.training or self.draw(self.own[0]) > 0.5:
                 x = block(x)

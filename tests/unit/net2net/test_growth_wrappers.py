@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
+from residual_nets import Unit
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -49,7 +50,7 @@ def _stand_in(name: str, base: type = nn.Module) -> Any:
 def test_what_torch_splits_is_refused_by_name() -> None:
     mesh = init_device_mesh("cpu", (1,))
     sharded = _net()
-    fully_shard(sharded[0], mesh=mesh)  # type: ignore[arg-type]
+    fully_shard(sharded[0], mesh=mesh)
     parallel = parallelize_module(_net(), mesh, {"0": ColwiseParallel()})
     for model, name in ((sharded, r"fully_shard \(FSDP2\) at '0'"), (parallel, r"tensor parallelism\) at '0'")):
         with pytest.raises(GrowthError, match=rf"split over several processes by .*{name}.*give the model as it was"):
@@ -74,7 +75,7 @@ def test_what_others_split_is_refused_by_the_name_of_its_class(kind: str, name: 
     assert f"{name}" in str(why_split(_stand_in("Mine", type(_stand_in(kind)))))
     assert why_split(_stand_in("Net")) is None
     partitioned = _net()
-    partitioned[0].weight.ds_id = 3  # type: ignore[union-attr,assignment]
+    partitioned[0].weight.ds_id = 3
     assert "DeepSpeed ZeRO at '0'" in str(why_split(partitioned))
 
 
@@ -110,7 +111,6 @@ class Complex(nn.Module):
         self.weight = nn.Parameter(torch.randn(4, dtype=torch.complex64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
         x = self.down(self.act(self.up(x)))
         return torch.fft.ifft(torch.fft.fft(x) * self.weight).real
 
@@ -129,7 +129,6 @@ class Noisy(nn.Module):
     """Adds noise to each channel in training."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
         return x + torch.randn(x.shape[-1]) if self.training else x
 
 
@@ -142,29 +141,17 @@ def test_random_numbers_and_transposed_convolutions_are_named() -> None:
         assert {path for path, why in found.items() if "transposed convolution" in str(why)} == {"0", "2"}
 
 
-class Residual(nn.Module):
-    """Pre-norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.layer = nn.LayerNorm(4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
-        return x + cast(Tensor, self.layer(self.norm(x)))
-
-
 def test_what_is_grown_in_inference_mode_trains() -> None:
     model, example = _net(), torch.randn(2, 4)
-    blocks = nn.Sequential(Residual(), Residual())
+    blocks, rows = nn.Sequential(Unit(), Unit()), torch.randn(2, 8)
     optimizer = torch.optim.Adam(model.parameters())
     model(example).sum().backward()
     optimizer.step()
     with torch.inference_mode():
         deeper, wider = deepen(model, "0", example), widen(model, "0", 12, example, seed=0)
-        longer = add_block(blocks, block_points(blocks, example)[0].id, example)
+        longer = add_block(blocks, block_points(blocks, rows)[0].id, rows)
         continued = grow_optimizer(optimizer, model, deeper)
         assert torch.equal(deeper(example), model(example))
-    for grown in (deeper, wider, longer):
-        grown(example).square().sum().backward()
+    for grown, given in ((deeper, example), (wider, example), (longer, rows)):
+        grown(given).square().sum().backward()
     continued.step()

@@ -64,8 +64,7 @@ class Net(nn.Module):
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)
-        result: Tensor = self.head(x)
-        return result
+        return self.head(x)
 
 
 def objects(model: nn.Module) -> dict[str, int]:

@@ -36,9 +36,9 @@ WAYS: dict[str, tuple[Callable[[nn.Module, Tensor], nn.Module], ...]] = {
     ),
     "deeper, then longer": (lambda m, x: deepen(m, "blocks.1.up", x), lambda m, x: add_block(m, "blocks.0", x)),
     "wider, deeper, wider": (
-        lambda m, x: widen(m, "blocks.0.up", 24, x, seed=1),
+        lambda m, x: widen(m, "blocks.0.up", 32, x, seed=1),
         lambda m, x: deepen(m, "blocks.0.up", x),
-        lambda m, x: widen(m, "blocks.0.up", 36, x, seed=2),
+        lambda m, x: widen(m, "blocks.0.up", 48, x, seed=2),
     ),
     "twice as long": (lambda m, x: add_block(m, "blocks.0", x, Insertion.SCALED),),
 }

@@ -141,7 +141,7 @@ class Factored(Optimizer):
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:
         """Divide each gradient by the root of its row's and its column's mean square."""
         for group in self.param_groups:
             for parameter in group["params"]:

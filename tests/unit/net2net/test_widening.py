@@ -11,6 +11,7 @@ import torch
 from growth_cases import behaviour, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from residual_nets import Written
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
@@ -32,20 +33,6 @@ from espalier_trainer.net2net.widening.groups import find_groups
 from espalier_trainer.net2net.widening.trial import executes_alike
 
 IMAGE = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(4))
-
-
-class Written(nn.Module):
-    """A forward over named layers, as a user writes one."""
-
-    def __init__(self, forward: Callable[..., Tensor], **layers: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-        self._written = forward
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return what the function makes of the module and its input."""
-        return self._written(self, x)
 
 
 def _residual(m: nn.Module, x: Tensor) -> Tensor:
@@ -75,23 +62,15 @@ def _twice(m: nn.Module, x: Tensor) -> Tensor:
     return m.head(torch.relu(m.shared(torch.relu(m.shared(x)))) + x)
 
 
-def _layer_norm(m: nn.Module, x: Tensor) -> Tensor:
-    return m.head(torch.tanh(m.norm(m.first(x.flatten(1)))))
-
-
-def _tied(m: nn.Module, x: Tensor) -> Tensor:
-    return m.head(torch.relu(m.two(torch.relu(m.one(m.stem(x))))))
-
-
 def _tied_model() -> nn.Module:
     model = Written(
-        _tied,
+        lambda m, x: m.head(torch.relu(m.two(torch.relu(m.one(m.stem(x)))))),
         stem=nn.Conv2d(3, 6, 1),
         one=nn.Conv2d(6, 6, 3, padding=1),
         two=nn.Conv2d(6, 6, 3, padding=1, bias=False),
         head=nn.Conv2d(6, 2, 1),
     )
-    model.two.weight = model.one.weight  # type: ignore[union-attr]
+    model.two.weight = model.one.weight
     return model
 
 
@@ -140,7 +119,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, int]]] = {
     "shared module": (lambda: Written(_twice, stem=conv(3, 6), shared=conv(6, 6), head=conv(6, 2)), {"stem": 1}),
     "tied weight": (_tied_model, {"stem": 1}),
     "layer norm": (
-        lambda: Written(_layer_norm, first=nn.Linear(192, 6), norm=nn.LayerNorm(6), head=nn.Linear(6, 2)),
+        lambda: Written(
+            lambda m, x: m.head(torch.tanh(m.norm(m.first(x.flatten(1))))),
+            first=nn.Linear(192, 6), norm=nn.LayerNorm(6), head=nn.Linear(6, 2),
+        ),
         {"first": 6},
     ),
     "group norm": (lambda: nn.Sequential(conv(3, 6), nn.GroupNorm(2, 6), nn.SiLU(), conv(6, 2)), {"0": 6}),
@@ -214,8 +196,8 @@ def test_a_widening_is_the_same_for_the_same_seed() -> None:
 
 def test_a_shared_module_and_a_tied_weight_stay_one() -> None:
     wider = widen(_tied_model(), "stem", 10, IMAGE, seed=0)
-    assert wider.one.weight is wider.two.weight  # type: ignore[union-attr]
-    assert wider.one.weight.shape == (10, 10, 3, 3)  # type: ignore[union-attr]
+    assert wider.one.weight is wider.two.weight
+    assert wider.one.weight.shape == (10, 10, 3, 3)
 
 
 def test_widening_and_deepening_follow_each_other() -> None:
@@ -256,18 +238,6 @@ def _chunked(m: nn.Module, x: Tensor) -> Tensor:
 def _shuffled(m: nn.Module, x: Tensor) -> Tensor:
     one, two = x.repeat(1, 2, 1, 1).chunk(2, 1)
     return m.head(torch.cat([one, m.stem(two)], 1))
-
-
-def _hard_coded(m: nn.Module, x: Tensor) -> Tensor:
-    return m.head(m.stem(x).view(-1, 6 * 64))
-
-
-def _joint(m: nn.Module, x: Tensor) -> Tensor:
-    return m.head(m.norm(torch.cat([m.stem(x), m.other(x)], 1)))
-
-
-def _fixed(m: nn.Module, x: Tensor) -> Tensor:
-    return m.head(m.stem(x) + x)
 
 
 def _viewed_as_the_other(m: nn.Module, x: Tensor) -> Tensor:
@@ -327,18 +297,27 @@ REFUSED: dict[str, tuple[nn.Module, str, str]] = {
         Written(partial(_by_a_weight, torch.mean), stem=conv(3, 6), head=conv(6, 2)), "stem", "computes something else"
     ),
     "number in the forward": (
-        Written(_hard_coded, stem=conv(3, 6), head=nn.Linear(384, 2)), "stem", "forward fails with more channels"
+        Written(lambda m, x: m.head(m.stem(x).view(-1, 6 * 64)), stem=conv(3, 6), head=nn.Linear(384, 2)),
+        "stem",
+        "forward fails with more channels",
     ),
     "halves": (Written(_chunked, stem=conv(3, 6), head=conv(3, 2)), "stem", r"'chunk' \(Chunk\) reads it"),
     "beside a half": (
         Written(_shuffled, stem=conv(3, 6), head=conv(9, 2)), "stem", "concatenates it with one of several results"
     ),
     "joint norm": (
-        Written(_joint, stem=conv(3, 6), other=conv(3, 2), norm=nn.GroupNorm(2, 8), head=conv(8, 2)),
+        Written(
+            lambda m, x: m.head(m.norm(torch.cat([m.stem(x), m.other(x)], 1))),
+            stem=conv(3, 6), other=conv(3, 2), norm=nn.GroupNorm(2, 8), head=conv(8, 2),
+        ),
         "other",
         r"'norm' \(GroupNorm\) takes one mean over several groups",
     ),
-    "input": (Written(_fixed, stem=conv(3, 3), head=conv(3, 2)), "stem", "combines it with 'x', whose width is fixed"),
+    "input": (
+        Written(lambda m, x: m.head(m.stem(x) + x), stem=conv(3, 3), head=conv(3, 2)),
+        "stem",
+        "combines it with 'x', whose width is fixed",
+    ),
     "output": (MODELS["plain"][0](), "3", "an output of the model"),
     "follower": (MODELS["depthwise"][0](), "1", "changes together with '0'"),
     "depthwise on what is fixed": (

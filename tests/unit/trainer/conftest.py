@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -274,6 +275,21 @@ def leader(
 
 
 @pytest.fixture
+def users_module(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, str], Any]:
+    """Let modules of a user's own be imported by entrypoints: by name and text."""
+
+    def make(name: str, text: str) -> None:
+        folder = tmp_path_factory.mktemp("modules")
+        (folder / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    return make
+
+
+@pytest.fixture
 def advised(
     leader: AdaptiveTrainingJob, agent_server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
@@ -332,8 +348,6 @@ class Workplace:
     time_scale: float = 1.0
     prelude: str = ""
     python_path: tuple[str, ...] = ()
-    rendezvous: str = ""
-    """Where workers meet; a file in the folder when empty."""
     run: str = _TRAINER
     """What each process does, once it is set up."""
     pace: float = 0.0
@@ -346,11 +360,6 @@ class Workplace:
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
-
-    @property
-    def key_file(self) -> Path:
-        """The job's key, needed where workers meet at an address."""
-        return self.folder / "key"
 
     @property
     def log(self) -> str:
@@ -371,8 +380,7 @@ class Workplace:
             environment.CHECKPOINT_DIR: str(self.checkpoints),
             environment.AGENT_URL: self.agent_url,
             environment.TIME_SCALE: str(self.time_scale),
-            environment.RENDEZVOUS: self.rendezvous or str(self.folder / "rendezvous"),
-            environment.RENDEZVOUS_KEY_FILE: str(self.key_file),
+            environment.RENDEZVOUS: str(self.folder / "rendezvous"),
         }
 
     def allocate(

@@ -19,6 +19,8 @@ from espalier_trainer.growth.advisor import AdvisorError, FallbackPolicy, HTTPAd
 from espalier_trainer.process.settings import TrainerSettings
 from espalier_trainer.run.services import build_agent, connect
 
+OUTCOME = OutcomeReport(job="default/t", decision_ids=("d-1",), final_accuracy=0.9, time_budget_seconds=10)
+
 
 def _architecture() -> Architecture:
     linear = Layer(name="linear", operator="Linear", inputs=("x",))
@@ -144,17 +146,15 @@ def test_waiting_ends_when_training_does(agent_server, advice_body):
 
 
 def test_outcome_is_sent_and_a_failure_is_no_error(agent_server):
-    outcome = OutcomeReport(job="default/t", decision_ids=("d-1",), final_accuracy=0.9, time_budget_seconds=10)
     server = agent_server(lambda body: (200, b"{}"))
-    HTTPAdvisor(server.url).report_outcome(outcome)
+    HTTPAdvisor(server.url).report_outcome(OUTCOME)
     assert server.requests[0][0] == "/v1/outcomes"
-    assert OutcomeReport.model_validate(server.requests[0][1]) == outcome
+    assert OutcomeReport.model_validate(server.requests[0][1]) == OUTCOME
     failing = agent_server(lambda body: (500, b""))
-    HTTPAdvisor(failing.url).report_outcome(outcome)
+    HTTPAdvisor(failing.url).report_outcome(OUTCOME)
 
 
 def test_advice_and_outcomes_carry_the_token_as_it_is_then(agent_server, advice_body, tmp_path):
-    outcome = OutcomeReport(job="default/t", decision_ids=("d-1",), final_accuracy=0.9, time_budget_seconds=10)
     server = agent_server(lambda body: (200, advice_body("p1")))
     token = tmp_path / "token"
     advisor = HTTPAdvisor(server.url, token_file=token)
@@ -164,9 +164,9 @@ def test_advice_and_outcomes_carry_the_token_as_it_is_then(agent_server, advice_
         advisor.forecast(_request(), 5)  # this agent knows of none
     for content in (b"first\n", b"second", b"\xff", b"a\nb", b"", b"x" * 10_000):
         token.write_bytes(content)
-        advisor.report_outcome(outcome)
+        advisor.report_outcome(OUTCOME)
     token.unlink()
-    advisor.report_outcome(outcome)
+    advisor.report_outcome(OUTCOME)
     assert server.authorizations == [
         *("Bearer zeroth", "Bearer zeroth", "Bearer first", "Bearer second"),
         *(None, None, None, None, None),
@@ -177,11 +177,9 @@ def test_only_the_agent_of_the_installation_is_sent_the_proof_of_the_job(agent_s
     ours, own = (agent_server(lambda body: (200, b"{}")) for _ in range(2))
     token = tmp_path / "token"
     token.write_text("proof")
-    outcome = OutcomeReport(job="default/t", decision_ids=("d-1",), final_accuracy=0.9, time_budget_seconds=10)
     for adaptation in ({"mode": "Auto"}, {"mode": "Auto", "agent": {"url": own.url}}):
         advisor = build_agent(make_job(adaptation=adaptation), ours.url, lambda: False, token)
-        assert advisor is not None
-        advisor.report_outcome(outcome)
+        advisor.report_outcome(OUTCOME)
         with pytest.raises(AdvisorError):
             advisor.advise(_request(), 5)  # what these answer is no advice
     assert (ours.authorizations, own.authorizations) == (["Bearer proof"] * 2, [None] * 2)

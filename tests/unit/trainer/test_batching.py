@@ -70,14 +70,14 @@ def settled(batching: GoodputBatching, device: Device, place: WorkerPlacement = 
     return sizes
 
 
-def test_the_size_doubles_at_most_until_the_best_is_known() -> None:
+def test_the_size_doubles_at_most_until_the_best_is_known():
     sizes = settled(GoodputBatching(LIMITS), Device())
     assert sizes[:4] == [1, 2, 4, 8]
     assert all(after <= GROWTH * before for before, after in pairwise(sizes))
     assert sizes[-1] > 8  # a step costs 10 ms, and an example 10 µs: the noise is worth a large batch
 
 
-def test_a_device_whose_steps_take_as_long_as_their_examples_stays_at_the_authors_size() -> None:
+def test_a_device_whose_steps_take_as_long_as_their_examples_stays_at_the_authors_size():
     batching, device, little = GoodputBatching(LIMITS), Device(fixed=1e-6, example=0.001), {"variance": 400.0}
     sizes = [1]
     for _ in range(6):
@@ -96,9 +96,7 @@ def test_a_device_whose_steps_take_as_long_as_their_examples_stays_at_the_author
     st.integers(1, 100),
     st.none() | st.integers(16, 4096),
 )
-def test_it_stays_within_all_limits_and_comes_to_rest(
-    fixed: float, example: float, variance: float, workers: int, most: int, per_worker: int | None
-) -> None:
+def test_it_stays_within_all_limits_and_comes_to_rest(fixed, example, variance, workers, most, per_worker):
     limits = BatchLimits(batch_size=SIZE, max_batch_size=most * SIZE, max_pass_size=per_worker)
     batching, device, place = GoodputBatching(limits), Device(fixed, example), WorkerPlacement(1, workers)
     noise = GradientNoise(squared_norm=1.0, variance=variance, samples=50)
@@ -117,7 +115,7 @@ def test_it_stays_within_all_limits_and_comes_to_rest(
     assert not any(changes[-4:])  # measurements that do not change do not change it
 
 
-def test_a_little_more_goodput_is_not_worth_a_change() -> None:
+def test_a_little_more_goodput_is_not_worth_a_change():
     batching, device = GoodputBatching(LIMITS), Device(fixed=0.001, example=0.001 / SIZE)
     settled(batching, device)
     kept = batching.state()
@@ -132,24 +130,23 @@ def test_a_little_more_goodput_is_not_worth_a_change() -> None:
 
 
 @pytest.mark.parametrize("noise", [None, NOISY.model_copy(update={"samples": 3})])
-def test_nothing_changes_before_the_noise_is_known(noise: GradientNoise | None) -> None:
+def test_nothing_changes_before_the_noise_is_known(noise):
     batching, device = GoodputBatching(LIMITS), Device()
     device.train(batching)
     assert choose(batching, device, noise=noise) is None
     assert batching.portion(1, 0, 100).rate == 1.0
 
 
-def test_within_an_epoch_it_changes_only_with_the_workers() -> None:
+def test_within_an_epoch_it_changes_only_with_the_workers():
     batching, device = GoodputBatching(LIMITS), Device()
     device.train(batching)
     assert choose(batching, device, begins=False) is None
     changed = choose(batching, device, WorkerPlacement(1, 2), begins=False)
-    assert changed is not None
     assert changed.after == 2 * SIZE
     assert choose(batching, device, WorkerPlacement(1, 2), begins=True) is None  # not measured yet with two
 
 
-def test_a_model_that_has_grown_keeps_its_size_until_it_was_measured() -> None:
+def test_a_model_that_has_grown_keeps_its_size_until_it_was_measured():
     batching, device = GoodputBatching(LIMITS), Device()
     sizes = settled(batching, device)
     device.parameters = 2000
@@ -160,7 +157,7 @@ def test_a_model_that_has_grown_keeps_its_size_until_it_was_measured() -> None:
     assert settled(batching, device)[-1] < sizes[-1]
 
 
-def test_the_rate_follows_the_gain_and_the_end_of_an_epoch_takes_what_is_left() -> None:
+def test_the_rate_follows_the_gain_and_the_end_of_an_epoch_takes_what_is_left():
     for adaptive in (False, True):
         batching = GoodputBatching(LIMITS, adaptive=adaptive)
         batching.load(BatchState(batches=8, noise=NOISY))
@@ -172,7 +169,7 @@ def test_the_rate_follows_the_gain_and_the_end_of_an_epoch_takes_what_is_left() 
         assert 1 < rest.rate < whole.rate
 
 
-def test_the_schedule_counts_epochs_of_progress_not_of_examples() -> None:
+def test_the_schedule_counts_epochs_of_progress_not_of_examples():
     batching = GoodputBatching(LIMITS)
     counted = []
     for state in (BatchState(), BatchState(batches=10, noise=NOISY.model_copy(update={"variance": 640.0}))):
@@ -186,7 +183,7 @@ def test_the_schedule_counts_epochs_of_progress_not_of_examples() -> None:
     assert sum(counted[5:]) == 2
 
 
-def test_where_the_memory_ends_the_size_is_given_up_and_never_tried_again() -> None:
+def test_where_the_memory_ends_the_size_is_given_up_and_never_tried_again():
     batching, device = GoodputBatching(LIMITS), Device()
     capacity, failures = 5 * SIZE, 0
     for _ in range(12):
@@ -202,7 +199,7 @@ def test_where_the_memory_ends_the_size_is_given_up_and_never_tried_again() -> N
     assert batching.portion(1, 0, 1 << 30).batches == 4  # another pass would only do the same again
 
 
-def test_workers_whose_exchange_is_dear_accumulate_gradients_over_passes_that_fit() -> None:
+def test_workers_whose_exchange_is_dear_accumulate_gradients_over_passes_that_fit():
     limits = BatchLimits(batch_size=SIZE, max_batch_size=64 * SIZE, max_pass_size=SIZE)
     batching, place = GoodputBatching(limits), WorkerPlacement(1, 2)
     assert settled(batching, Device(exchange=0.1), place)[-1] > 4
@@ -210,7 +207,7 @@ def test_workers_whose_exchange_is_dear_accumulate_gradients_over_passes_that_fi
     assert portion.passes == portion.batches // 2
 
 
-def test_a_model_that_has_grown_too_large_for_the_size_computes_it_in_passes() -> None:
+def test_a_model_that_has_grown_too_large_for_the_size_computes_it_in_passes():
     batching = GoodputBatching(LIMITS)
     batching.load(BatchState(batches=16, fits=0, noise=NOISY))
     sizes = []
@@ -219,16 +216,15 @@ def test_a_model_that_has_grown_too_large_for_the_size_computes_it_in_passes() -
     assert sizes == [(16, 2), (16, 4), (16, 8), (16, 16)]  # then the author's: it is the growth that does not fit
 
 
-def test_memory_is_not_to_blame_at_the_authors_size() -> None:
+def test_memory_is_not_to_blame_at_the_authors_size():
     assert GoodputBatching(LIMITS).out_of_memory(1) is None
     assert FixedBatching().out_of_memory(1) is None
 
 
-def test_a_checkpoint_before_the_first_step_of_a_size_holds_the_size_before_it() -> None:
+def test_a_checkpoint_before_the_first_step_of_a_size_holds_the_size_before_it():
     batching, device = GoodputBatching(LIMITS), Device()
     device.train(batching)
     changed = choose(batching, device)
-    assert changed is not None
     assert changed.untested
     kept = batching.state()
     assert (kept.batches, kept.pass_limit) == (1, SIZE)
@@ -237,7 +233,7 @@ def test_a_checkpoint_before_the_first_step_of_a_size_holds_the_size_before_it()
     assert not batching.stepped(batching.portion(1, 2, 100), 1)
 
 
-def test_a_run_that_resumes_has_the_same_size_unless_its_author_has_lowered_the_limit() -> None:
+def test_a_run_that_resumes_has_the_same_size_unless_its_author_has_lowered_the_limit():
     batching, device = GoodputBatching(LIMITS), Device()
     settled(batching, device)
     kept = BatchState.model_validate_json(batching.state().model_dump_json())
@@ -248,14 +244,14 @@ def test_a_run_that_resumes_has_the_same_size_unless_its_author_has_lowered_the_
     assert limited.portion(1, 0, 1 << 30).batches == 3
 
 
-def test_a_script_that_computes_its_batch_at_once_gets_no_more_than_fits() -> None:
+def test_a_script_that_computes_its_batch_at_once_gets_no_more_than_fits():
     limits = BatchLimits(batch_size=SIZE, max_batch_size=64 * SIZE, max_pass_size=3 * SIZE)
     batching, device = GoodputBatching(limits, accumulates=False), Device()
     assert settled(batching, device)[-1] == 3
     assert batching.portion(1, 0, 1 << 30).passes == 1
 
 
-def test_the_author_decides_unless_the_job_says_goodput() -> None:
+def test_the_author_decides_unless_the_job_says_goodput():
     (parameter,) = torch.nn.Linear(1, 1, bias=False).parameters()
     sgd, adam = torch.optim.SGD([parameter]), torch.optim.Adam([parameter])
     assert isinstance(batching_of(TrainingSpec(), 64, sgd), FixedBatching)

@@ -18,16 +18,12 @@ from espalier_core.types.job import AdaptiveTrainingJob, Insertion
 from espalier_core.types.report import TrainerPhase
 from espalier_lab.virtual_time import VirtualScheduler
 from espalier_trainer.builtin_loop import steps
-from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.store import CheckpointStore
-from espalier_trainer.data import Data
-from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.modules import copied
 from espalier_trainer.net2net.randomness import seed_everything
-from espalier_trainer.run.services import Services
-from espalier_trainer.signals.report import MemoryReporter
 from espalier_trainer.training.method import PLAIN
 from espalier_trainer.training.network import new_network
+from espalier_trainer.training.progress import TrainingResult
 from trainer_processes import ended, until
 
 pytestmark = pytest.mark.slow
@@ -50,15 +46,18 @@ class Clock(VirtualScheduler):
 
 @dataclass
 class Timed:
-    """A finished run."""
+    """A finished run, and how many examples each step was asked to take."""
 
-    trainer: Trainer
-    result: Any
-    reporter: MemoryReporter
+    run: Any
+    asked: list[int]
+
+    @property
+    def result(self) -> TrainingResult:
+        return self.run.result
 
     @property
     def changes(self) -> list[BatchSizeChanged]:
-        return [event for event in self.reporter.events if isinstance(event, BatchSizeChanged)]
+        return [event for event in self.run.reporter.events if isinstance(event, BatchSizeChanged)]
 
     @property
     def sizes(self) -> list[int]:
@@ -66,7 +65,7 @@ class Timed:
 
 
 @pytest.fixture
-def timed(digits: Data, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Timed]:
+def timed(run, monkeypatch):
     """Run the digits net on a device whose steps take a known time, and run out of memory beyond `capacity`."""
     # Every fourth step, whatever the estimate costs on this machine.
     monkeypatch.setattr("espalier_trainer.measuring.speeds.NoiseSampling.due", lambda self: self._steps >= 4)
@@ -74,7 +73,7 @@ def timed(digits: Data, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Timed]
     plain, by_parts = steps.optimize, steps.accumulate
 
     def runner(job: AdaptiveTrainingJob, *, store: Path | None = None, capacity: int = 10**6, **options: Any) -> Timed:
-        clock, asked = Clock(job.spec.time_budget_seconds, lambda _: 0.0), []
+        clock, asked = Clock(job.spec.time_budget_seconds, lambda _: 0.0), list[int]()
 
         def optimize(network: Any, inputs: Tensor, labels: Tensor, *rest: Any) -> Any:
             asked.append(len(labels))
@@ -93,25 +92,17 @@ def timed(digits: Data, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Timed]
 
         monkeypatch.setattr(steps, "optimize", optimize)
         monkeypatch.setattr(steps, "accumulate", accumulate)
-        seed_everything(job.spec.training.seed)
-        model = build_model(job.spec.training.model, digits.classes, digits.example_input())
-        reporter = MemoryReporter()
-        kept = None if store is None else CheckpointStore(store)
-        services = Services(clock, reporter, checkpoints=kept, clock=clock.used_seconds, **options)
-        trainer = Trainer(job, model, digits, services)
-        done = Timed(trainer, trainer.run(), reporter)
-        done.asked = asked  # type: ignore[attr-defined]
-        return done
+        return Timed(run(job, scheduler=clock, store=store, clock=clock.used_seconds, **options), asked)
 
     return runner
 
 
-def test_the_batch_grows_within_its_limits_and_the_run_says_so(timed: Callable[..., Timed], make_job: Jobs) -> None:
+def test_the_batch_grows_within_its_limits_and_the_run_says_so(timed, make_job):
     done = timed(make_job(timeBudgetSeconds=2, adaptation={"mode": "Off"}, training=GOODPUT))
     assert done.result.phase is TrainerPhase.COMPLETED
     assert done.sizes[:3] == [64, 128, 256]
     assert max(done.sizes) <= 512
-    report = done.reporter.report
+    report = done.run.reporter.report
     figures = {metric.name: metric.value for metric in report.metrics}
     assert figures["batch_size"] == done.sizes[-1]
     last = done.changes[-1]
@@ -122,47 +113,42 @@ def test_the_batch_grows_within_its_limits_and_the_run_says_so(timed: Callable[.
     fixed = timed(make_job(timeBudgetSeconds=2, adaptation={"mode": "Off"}, training={**GOODPUT, "batch": "Fixed"}))
     assert fixed.sizes == [64]
     assert done.result.epochs > 1.5 * fixed.result.epochs
-    assert "batch_size" not in {metric.name for metric in fixed.reporter.report.metrics}
+    assert "batch_size" not in {metric.name for metric in fixed.run.reporter.report.metrics}
 
 
-def test_the_same_seed_gives_the_same_run(timed: Callable[..., Timed], make_job: Jobs) -> None:
+def test_the_same_seed_gives_the_same_run(timed, make_job):
     job = make_job(timeBudgetSeconds=1.5, adaptation={"mode": "Off"}, training=GOODPUT)
     one, other = (timed(job) for _ in range(2))
     assert one.sizes == other.sizes != [64]
-    for name, tensor in one.trainer.network.module.state_dict().items():
-        assert torch.equal(tensor, other.trainer.network.module.state_dict()[name]), name
+    one.run.assert_same_weights(other.run)
 
 
-def test_a_size_that_does_not_fit_into_memory_is_tried_once(timed: Callable[..., Timed], make_job: Jobs) -> None:
+def test_a_size_that_does_not_fit_into_memory_is_tried_once(timed, make_job):
     done = timed(make_job(timeBudgetSeconds=2, adaptation={"mode": "Off"}, training=GOODPUT), capacity=200)
     assert done.result.phase is TrainerPhase.COMPLETED
-    assert sum(size > 200 for size in done.asked) == 1  # type: ignore[attr-defined]
+    assert sum(size > 200 for size in done.asked) == 1
     (back,) = (change for change in done.changes if change.goodput is None)
     assert (back.before, back.batch_size) == (256, 128)
     assert "out of memory" in back.message
     assert done.sizes[-1] == 128
 
 
-def test_a_run_that_resumes_goes_on_with_its_size(
-    timed: Callable[..., Timed], make_job: Jobs, tmp_path: Path, stop_after: Callable[[int], Any]
-) -> None:
+def test_a_run_that_resumes_goes_on_with_its_size(timed, make_job, tmp_path, stop_after):
     job = make_job(timeBudgetSeconds=2, adaptation={"mode": "Off"}, training=GOODPUT)
     first = timed(job, store=tmp_path, stop=stop_after(120))
     assert first.result.phase is TrainerPhase.STOPPED
     assert first.sizes[-1] > 64
     kept = CheckpointStore(tmp_path).load_latest()
-    assert kept is not None
-    assert kept.state.batching is not None
     assert kept.state.batching.batches == first.sizes[-1] // 64
     again = timed(job, store=tmp_path)
     left = 17 - kept.state.cursor  # of the 17 batches of the epoch
-    assert again.asked[0] == min(first.sizes[-1], 64 * left)  # type: ignore[attr-defined]
-    figures = {metric.name: metric.value for metric in again.reporter.report.metrics}
+    assert again.asked[0] == min(first.sizes[-1], 64 * left)
+    figures = {metric.name: metric.value for metric in again.run.reporter.report.metrics}
     assert figures["batch_size"] >= first.sizes[-1]
-    assert again.trainer._run.batching.state().progress > kept.state.batching.progress
+    assert again.run.trainer._run.batching.state().progress > kept.state.batching.progress
 
 
-def test_gradients_that_add_up_over_passes_are_those_of_the_batch(digits: Data, make_job: Jobs) -> None:
+def test_gradients_that_add_up_over_passes_are_those_of_the_batch(digits, make_job):
     training = make_job().spec.training
     seed_everything(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
@@ -209,7 +195,7 @@ def changes(place: Any) -> list[BatchSizeChanged]:
     return [event for event in place.events() if isinstance(event, BatchSizeChanged)]
 
 
-def test_two_processes_agree_on_the_size_and_on_giving_it_up(workplace: Callable[..., Any], make_job: Jobs) -> None:
+def test_two_processes_agree_on_the_size_and_on_giving_it_up(workplace, make_job):
     training = {**GOODPUT, "elasticBatch": "keepGlobal"}
     place = workplace(make_job(timeBudgetSeconds=3600, adaptation={"mode": "Off"}, training=training))
     place.allocate(2)
@@ -230,9 +216,6 @@ def test_two_processes_agree_on_the_size_and_on_giving_it_up(workplace: Callable
     os.kill(leader.pid, signal.SIGTERM)
     assert ended(leader, place) == 143
     kept = CheckpointStore(place.checkpoints).load_latest()
-    assert kept is not None
-    assert kept.state.batching is not None
-    assert kept.state.batching.pass_limit is not None
     assert kept.state.batching.pass_limit <= 100
 
 
@@ -256,9 +239,7 @@ for epoch in loop.epochs():
 """
 
 
-def test_a_script_of_the_user_gets_larger_batches_and_outlives_one_that_does_not_fit(
-    workplace: Callable[..., Any], make_job: Jobs
-) -> None:
+def test_a_script_of_the_user_gets_larger_batches_and_outlives_one_that_does_not_fit(workplace, make_job):
     training = {"batch": "Goodput", "batchSize": 20, "maxBatchSize": 160}
     job = make_job(timeBudgetSeconds=3600, adaptation={"mode": "Off"}, training=training)
     place = workplace(job, run=SCRIPT, prelude=DEAR_STEPS.format(capacity=60) + SAME_SECONDS)

@@ -10,12 +10,10 @@ import pytest
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import default_policy
 from espalier_core.types.advice import Action
-from espalier_core.types.events import Warned
 from espalier_core.types.job import Fallback
 from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_lab.virtual_time import Scripted
 from espalier_trainer.growth.advisor import FallbackPolicy, NoAgent, WithFallback
-from espalier_trainer.net2net import BlockAdded
 
 ADD = Action(kind="AddBlock", target="3")
 
@@ -72,25 +70,6 @@ def test_the_shipped_policy_answers_and_weighs_blocks_too(run, blocks):
     assert given[ADD].gain is not None
     assert asked.places
     assert asked.batch_size
-
-
-def test_a_job_grows_by_layers_blocks_and_channels_and_goes_on_after_a_stop(run, blocks, tmp_path, stop_after):
-    script = (ADD, Action.widen("0", 16), ADD)
-    job = blocks(actions=["Deepen", "Widen", "AddBlock"])
-    advisor = Scripted(script)
-    whole = run(job, advisor=advisor, up_at=0.1)
-    assert {action.kind for action in advisor.asked[0].actions()} == {"Deepen", "Widen", "AddBlock", "Nothing"}
-    assert {one.result for one in whole.result.adaptations} == {AdaptationResult.GROWN}
-    assert whole.result.adaptations[0].depth_after - whole.result.adaptations[0].depth_before == 2
-    assert not [event for event in whole.reporter.events if isinstance(event, Warned)]
-    assert whole.trainer.network.history[0] == BlockAdded(run="3")
-    assert whole.trainer.network.architecture.block_point("3").grown == 2
-    first = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path / "run", stop=stop_after(71))
-    assert first.result.phase is TrainerPhase.STOPPED
-    second = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path / "run")
-    assert second.trainer.network.architecture == whole.trainer.network.architecture
-    second.assert_same_weights(whole)
-    assert second.weights["3_added_1.conv1.weight"].shape[1] == 16
 
 
 def test_a_run_unfolds_over_a_stop_and_nothing_is_asked_before_it_has(run, blocks, tmp_path, stop_after):

@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 
 from espalier_core.types.advice import Action
 from espalier_core.types.events import CheckpointSaved, Warned
-from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import TrainerPhase
 from espalier_lab.virtual_time import Scripted
 from espalier_trainer.checkpoints import store as module
@@ -195,12 +193,7 @@ def of(done: Any, kind: type) -> list[Any]:
     return [event for event in done.reporter.events if isinstance(event, kind)]
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(
-    run: Callable[..., Any],
-    make_job: Callable[..., AdaptiveTrainingJob],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_training_goes_on_while_a_checkpoint_is_written(run, make_job, tmp_path, monkeypatch):
     """The first one is held up until another 40 boundaries have passed: it is of its own step, and others wait."""
     save, passed, held = CheckpointStore.save, threading.Event(), []
     boundaries = [0]
@@ -231,12 +224,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     assert all(torch.equal(written[name], tensor) for name, tensor in last.items())
 
 
-def test_a_checkpoint_that_fails_in_the_background_is_a_warning_of_its_step(
-    run: Callable[..., Any],
-    make_job: Callable[..., AdaptiveTrainingJob],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_checkpoint_that_fails_in_the_background_is_a_warning_of_its_step(run, make_job, tmp_path, monkeypatch):
     save, failed = CheckpointStore.save, []
 
     def full(store: CheckpointStore, checkpoint: Checkpoint) -> Path:
@@ -255,13 +243,7 @@ def test_a_checkpoint_that_fails_in_the_background_is_a_warning_of_its_step(
 
 
 @pytest.mark.parametrize("error", [SupersededError("attempt 2 has taken over"), ZeroDivisionError("a mistake")])
-def test_other_errors_of_the_background_end_the_run(
-    run: Callable[..., Any],
-    make_job: Callable[..., AdaptiveTrainingJob],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-) -> None:
+def test_other_errors_of_the_background_end_the_run(run, make_job, tmp_path, monkeypatch, error):
     def broken(store: CheckpointStore, checkpoint: Checkpoint) -> Path:
         raise error
 
@@ -271,9 +253,7 @@ def test_other_errors_of_the_background_end_the_run(
 
 
 @given(st.lists(st.sampled_from(["start", "take", "wait"]), max_size=12))
-def test_one_is_in_flight_at_most_and_each_is_taken_once(
-    make_checkpoint: Callable[..., Checkpoint], acts: list[str]
-) -> None:
+def test_one_is_in_flight_at_most_and_each_is_taken_once(make_checkpoint, acts):
     class Store(CheckpointStore):
         steps: list[int]
 
@@ -299,17 +279,11 @@ def test_one_is_in_flight_at_most_and_each_is_taken_once(
     assert taken == store.steps == list(range(started))
 
 
-def test_memory_for_the_first_copy_is_made_before_and_with_every_tensor(
-    run: Callable[..., Any],
-    make_job: Callable[..., AdaptiveTrainingJob],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_for_the_first_copy_is_made_before_and_with_every_tensor(run, make_job, tmp_path, monkeypatch):
     """Also for the copy after a growth."""
     copied, fits = Checkpoint.copied, []
 
     def watched(checkpoint: Checkpoint, room: Checkpoint | None = None) -> Checkpoint:
-        assert room is not None
         fits.append(
             all(
                 name in there and there[name].shape == tensor.shape
@@ -328,7 +302,7 @@ def test_memory_for_the_first_copy_is_made_before_and_with_every_tensor(
     assert all(fits)
 
 
-def test_a_copy_uses_the_memory_that_was_prepared(make_checkpoint: Callable[..., Checkpoint]) -> None:
+def test_a_copy_uses_the_memory_that_was_prepared(make_checkpoint):
     first, second = make_checkpoint(1), make_checkpoint(2)
     room = first.room()
     assert not any(tensor is first.model[name] for name, tensor in room.model.items())

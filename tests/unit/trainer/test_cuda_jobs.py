@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from espalier_core.types.advice import Action
-from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_lab.rewriting.engine import SEARCHES, OperatorCosts, apply, capture, search, verify
 from espalier_lab.rewriting.learned.nets import repvgg
@@ -28,9 +26,7 @@ pytestmark = [*NEEDS_CUDA, pytest.mark.usefixtures("full_precision")]
 Run = Callable[..., Any]
 
 
-def test_a_job_grows_and_goes_on_after_a_stop(
-    run: Run, make_job: Callable[..., AdaptiveTrainingJob], tmp_path: Path, stop_after: Any
-) -> None:
+def test_a_job_grows_and_goes_on_after_a_stop(run, make_job, tmp_path, stop_after):
     job = make_job()
     script = (Action.deepen("block0"), Action.deepen("block2"))
     whole = run(job, advisor=Scripted(script), up_at=0.1, device=DEVICE)
@@ -49,9 +45,7 @@ def test_a_job_grows_and_goes_on_after_a_stop(
 
 @pytest.mark.parametrize("precision", ["Float32", "BFloat16"])
 @pytest.mark.parametrize("insertion", ["Exact", "Scaled", "Unfold"])
-def test_a_language_model_gets_a_block(
-    run: Run, make_job: Callable[..., AdaptiveTrainingJob], tmp_path: Path, precision: str, insertion: str
-) -> None:
+def test_a_language_model_gets_a_block(run, make_job, tmp_path, precision, insertion):
     text = tmp_path / "a.txt"
     text.write_text("".join(f"{number} and {number + 1} are {2 * number + 1}. " for number in range(400)))
     training = {
@@ -74,14 +68,14 @@ def test_a_language_model_gets_a_block(
 
 
 @pytest.mark.parametrize("layout", ["Contiguous", "Auto"])
-def test_a_job_looks_for_faster_steps(run: Run, make_job: Callable[..., AdaptiveTrainingJob], layout: str) -> None:
+def test_a_job_looks_for_faster_steps(run, make_job, layout):
     job = make_job(adaptation={"optimise": "Rewrites", "optimiseShare": 0.5}, training={"memoryFormat": layout})
     ran = run(job, device=DEVICE)
     assert ran.result.phase is TrainerPhase.COMPLETED
 
 
 @pytest.mark.parametrize("method", SEARCHES)
-def test_rewrites_compute_the_same(method: str) -> None:
+def test_rewrites_compute_the_same(method):
     module, inputs = repvgg(widths=(8, 16), pixels=16)
     module, inputs = module.to(DEVICE), inputs.to(DEVICE)
     graph, costs = capture(module, inputs), OperatorCosts(module)
@@ -90,7 +84,7 @@ def test_rewrites_compute_the_same(method: str) -> None:
     assert verify(module, execution, inputs, lambda outputs: outputs.logsumexp(-1).mean()).right
 
 
-def test_sums_of_one_member_that_come_and_go() -> None:
+def test_sums_of_one_member_that_come_and_go():
     for generation in range(3):
         sums = DeviceSums(PrefixStore(str(generation), HashStore()), 0, 1, DEVICE, 30.0)
         tensor = torch.arange(5.0, device=DEVICE)
@@ -101,7 +95,7 @@ def test_sums_of_one_member_that_come_and_go() -> None:
             sums.sending(tensor)
 
 
-def test_a_member_that_does_not_come_is_not_waited_for_without_limit() -> None:
+def test_a_member_that_does_not_come_is_not_waited_for_without_limit():
     with pytest.raises(GroupBrokenError, match="has not connected the members within 2 s"):
         DeviceSums(HashStore(), 0, 2, DEVICE, 2.0)
     assert torch.ones(2, device=DEVICE).sum().item() == 2  # the device computes on

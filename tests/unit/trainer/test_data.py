@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pathlib
+import re
 import sys
 import tarfile
 import warnings
@@ -141,33 +142,37 @@ def test_cifar8_pools_an_image_folder_or_an_archive_of_one(tmp_path, archived):
     assert len(list((tmp_path / "cache" / "espalier").glob("*.npz"))) == 1
 
 
-def test_kept_copy_that_is_damaged_is_decoded_again(tmp_path, caplog):
+@pytest.fixture
+def images(tmp_path):
+    """A folder of images, and what reads it."""
     path = _folder(tmp_path / "images")
-    spec = DatasetSpec(name="imagefolder", path=str(path))
-    first = load_data(spec)
+    return path, partial(load_data, DatasetSpec(name="imagefolder", path=str(path)))
+
+
+def test_kept_copy_that_is_damaged_is_decoded_again(images, tmp_path, caplog):
+    _, load = images
+    first = load()
     (kept,) = (tmp_path / "cache" / "espalier").glob("*.npz")
     kept.write_bytes(kept.read_bytes()[:100])
-    assert torch.equal(load_data(spec).train.inputs, first.train.inputs)
+    assert torch.equal(load().train.inputs, first.train.inputs)
     assert "damaged" in caplog.text
 
 
-def test_changed_folder_is_decoded_again(tmp_path):
-    path = _folder(tmp_path / "images")
-    spec = DatasetSpec(name="imagefolder", path=str(path))
-    before = load_data(spec)
+def test_changed_folder_is_decoded_again(images):
+    path, load = images
+    before = load()
     (path / "test" / "cat" / "extra.png").write_bytes(_png(99))
-    assert len(load_data(spec).test) == len(before.test) + 1
+    assert len(load().test) == len(before.test) + 1
 
 
-def test_image_overwritten_in_place_is_decoded_again(tmp_path):
-    path = _folder(tmp_path / "images")
-    spec = DatasetSpec(name="imagefolder", path=str(path))
-    before = load_data(spec)
+def test_image_overwritten_in_place_is_decoded_again(images):
+    path, load = images
+    before = load()
     first = sorted((path / "test" / "cat").iterdir())[0]
     times = first.parent.stat()
     first.write_bytes(_png(99))
     os.utime(first.parent, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert not torch.equal(load_data(spec).test.inputs, before.test.inputs)
+    assert not torch.equal(load().test.inputs, before.test.inputs)
 
 
 def test_image_folder_without_splits_is_divided(tmp_path):
@@ -241,72 +246,60 @@ _HUGE = _as("BMP", np.zeros((8, 8, 3), dtype=np.uint8))
 _HUGE = _HUGE[:18] + (60_000).to_bytes(4, "little") * 2 + _HUGE[26:]
 
 
+def _with(name, content):
+    """Return what makes a usable folder with one more image."""
+    return lambda root: (_folder(root), (root / name).write_bytes(content))
+
+
 @pytest.mark.parametrize(
-    ("build", "options", "said"),
+    ("build", "said"),
     [
-        (lambda root: None, {}, "no such folder or archive"),
-        (lambda root: root.mkdir(), {}, "holds no images"),
-        (lambda root: root.write_bytes(b"no archive"), {}, "cannot be read"),
-        (lambda root: _folder(root, splits=("train",)), {}, "neither validation nor test"),
-        (lambda root: _folder(root, splits=("test",)), {}, "no train folder"),
+        (lambda root: None, "no such folder or archive"),
+        (lambda root: root.mkdir(), "holds no images"),
+        (lambda root: root.write_bytes(b"no archive"), "cannot be read"),
+        (partial(_folder, splits=("train",)), "neither validation nor test"),
+        (partial(_folder, splits=("test",)), "no train folder"),
+        (_with("train/cat/x.png", b"no"), "train/cat/x.png: not an image"),
+        (_with("test/cat/x.png", _png(0, 9)), "options.imageSize"),
+        (_with("train/cat/x.ppm", b"P6 r5 5 255\n"), "train/cat/x.ppm: not an image"),
+        (_with("train/cat/x.bmp", _HUGE), "train/cat/x.bmp: not an image"),
         (
-            lambda root: (_folder(root), (root / "train/cat/x.png").write_bytes(b"no")),
-            {},
-            "train/cat/x.png: not an image",
-        ),
-        (lambda root: (_folder(root), (root / "test/cat/x.png").write_bytes(_png(0, 9))), {}, "options.imageSize"),
-        (
-            lambda root: (_folder(root), (root / "train/cat/x.ppm").write_bytes(b"P6 r5 5 255\n")),
-            {},
-            "train/cat/x.ppm: not an image",
-        ),
-        (
-            lambda root: (_folder(root), (root / "train/cat/x.bmp").write_bytes(_HUGE)),
-            {},
-            "train/cat/x.bmp: not an image",
-        ),
-        (
-            lambda root: (_folder(root), (root / "train/cat/x.png").write_bytes(_as("PNG", _WIDE))),
-            {},
+            _with("train/cat/x.png", _as("PNG", _WIDE)),
             "train/cat/x.png: a pixel is 40000; pixels must be whole numbers from 0 to 255",
         ),
-        (
-            lambda root: (
-                _folder(root),
-                (root / "train/cat/x.tif").write_bytes(_as("TIFF", (_WIDE / 7).astype(np.float32))),
-            ),
-            {},
-            "train/cat/x.tif: a pixel is 5714.29;",
-        ),
+        (_with("train/cat/x.tif", _as("TIFF", (_WIDE / 7).astype(np.float32))), "x.tif: a pixel is 5714.29;"),
         (
             lambda root: (_folder(root), _folder(root / "train/dog", ("young",))),
-            {},
             "train/dog/young/cat/000.png is in no split, and test/cat/000.png is in one",
         ),
-        (
-            lambda root: (_folder(root), (root / "train/all.png").write_bytes(_png(0))),
-            {},
-            "train/all.png is in no split",
-        ),
+        (_with("train/all.png", _png(0)), "train/all.png is in no split"),
         (
             partial(_folder, splits=("cat", "dog"), classes=("train", "test")),
-            {},
             "its classes would be test, train, which are names of splits; place images as <split>/<class>/<image>",
         ),
-        (_folder, {"memoryLimitGiB": 1e-5}, "options.memoryLimitGiB"),
-        (_folder, {"imageSize": -1}, "imageSize: -1"),
-        (_folder, {"imageSize": True}, "imageSize: True"),
-        (_folder, {"channels": 2}, "channels: 2"),
-        (_folder, {"memoryLimitGiB": 0}, "memoryLimitGiB: 0"),
-        (_folder, {"size": 3}, "'size' is unknown; allowed: imageSize"),
     ],
 )
-def test_unusable_image_folders_say_what_to_do(tmp_path, build, options, said):
-    root = tmp_path / "images"
-    build(root)
+def test_unusable_image_folders_say_what_to_do(tmp_path, build, said):
+    build(tmp_path / "images")
     with pytest.raises(DatasetError) as error:
-        load_data(DatasetSpec(name="imagefolder", path=str(root), options=options))
+        load_data(DatasetSpec(name="imagefolder", path=str(tmp_path / "images")))
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"memoryLimitGiB": 1e-5}, "options.memoryLimitGiB"),
+        ({"imageSize": -1}, "imageSize: -1"),
+        ({"imageSize": True}, "imageSize: True"),
+        ({"channels": 2}, "channels: 2"),
+        ({"memoryLimitGiB": 0}, "memoryLimitGiB: 0"),
+        ({"size": 3}, "'size' is unknown; allowed: imageSize"),
+    ],
+)
+def test_unusable_options_say_what_to_do(tmp_path, options, said):
+    with pytest.raises(DatasetError, match=re.escape(said)):
+        load_data(DatasetSpec(name="imagefolder", path=str(_folder(tmp_path)), options=options))
 
 
 MODULE = """
@@ -367,10 +360,8 @@ def failing(): raise ValueError("no such city")
 
 
 @pytest.fixture
-def _user_module(tmp_path, monkeypatch):
-    (tmp_path / "user_data.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(__import__("sys").modules, "user_data", raising=False)
+def _user_module(users_module):
+    users_module("user_data", MODULE)
 
 
 @pytest.mark.usefixtures("_user_module")
@@ -412,50 +403,50 @@ def test_users_function_gives_the_splits():
 
 @pytest.mark.usefixtures("_user_module")
 @pytest.mark.parametrize(
-    ("entrypoint", "options", "said"),
+    ("function", "said"),
     [
-        ("user_dat:tensors", {}, "cannot import 'user_dat'"),
-        ("user_data:tensor", {}, "has no function 'tensor'"),
-        ("user_data:tensors", {"rows": 1}, "unexpected keyword argument 'rows'"),
-        ("user_data:failing", {}, "no such city"),
-        ("user_data:two", {}, "must return (train, validation, test)"),
-        ("user_data:floats", {}, "labels are torch.float32"),
-        ("user_data:uneven", {}, "user_data:uneven: train: 3 inputs, but 2 labels"),
-        ("user_data:empty", {}, "validation split is empty"),
-        ("user_data:bare", {}, "bare: train split is empty; it must hold at least one example"),
-        ("user_data:negative", {}, "negative: validation: a label is -1; labels must be class numbers from 0"),
-        (
-            "user_data:beyond",
-            {},
-            "beyond: train: a label is 2; labels must be class numbers from 0 to 1, as there are 2",
-        ),
-        ("user_data:wrong_classes", {}, "its attribute classes is 'two'; it must be a whole number from 1"),
-        ("user_data:stream", {}, "the train split is empty"),
-        ("user_data:named", {}, "user_data:named: train: ndarray cannot be a tensor (can't convert np.ndarray of type"),
-        ("user_data:turned", {}, "user_data:turned: train: ndarray cannot be a tensor (At least one stride"),
-        ("user_data:unlabelled", {}, "unlabelled.classes = 10"),
+        ("tensor", "has no function 'tensor'"),
+        ("failing", "no such city"),
+        ("two", "must return (train, validation, test)"),
+        ("floats", "labels are torch.float32"),
+        ("uneven", "user_data:uneven: train: 3 inputs, but 2 labels"),
+        ("empty", "validation split is empty"),
+        ("bare", "bare: train split is empty; it must hold at least one example"),
+        ("negative", "negative: validation: a label is -1; labels must be class numbers from 0"),
+        ("beyond", "beyond: train: a label is 2; labels must be class numbers from 0 to 1, as there are 2"),
+        ("wrong_classes", "its attribute classes is 'two'; it must be a whole number from 1"),
+        ("stream", "the train split is empty"),
+        ("named", "user_data:named: train: ndarray cannot be a tensor (can't convert np.ndarray of type"),
+        ("turned", "user_data:turned: train: ndarray cannot be a tensor (At least one stride"),
+        ("unlabelled", "unlabelled.classes = 10"),
     ],
 )
-def test_unusable_functions_say_what_they_must_do(entrypoint, options, said):
-    with pytest.raises(DatasetError) as error:
-        load_data(DatasetSpec(entrypoint=entrypoint, options=options))
-    assert said in str(error.value)
+def test_unusable_functions_say_what_they_must_do(function, said):
+    with pytest.raises(DatasetError, match=re.escape(said)):
+        load_data(DatasetSpec(entrypoint=f"user_data:{function}"))
+
+
+@pytest.mark.usefixtures("_user_module")
+def test_a_module_or_an_option_that_is_not_there_is_named():
+    with pytest.raises(DatasetError, match="cannot import 'user_dat'"):
+        load_data(DatasetSpec(entrypoint="user_dat:tensors"))
+    with pytest.raises(DatasetError, match="unexpected keyword argument 'rows'"):
+        load_data(DatasetSpec(entrypoint="user_data:tensors", options={"rows": 1}))
 
 
 @pytest.mark.usefixtures("_user_module")
 @pytest.mark.parametrize(
-    ("entrypoint", "said"),
+    ("function", "said"),
     [
-        ("user_data:ignored", "user_data:ignored: train: a label is -97; labels must be class numbers from 0 to 1"),
-        ("user_data:mapped_floats", "user_data:mapped_floats: train: labels are torch.float64 of shape (2,)"),
+        ("ignored", "user_data:ignored: train: a label is -97; labels must be class numbers from 0 to 1"),
+        ("mapped_floats", "user_data:mapped_floats: train: labels are torch.float64 of shape (2,)"),
     ],
 )
-def test_labels_of_a_data_set_that_is_read_one_by_one_are_checked_with_their_batch(entrypoint, said):
+def test_labels_of_a_data_set_that_is_read_one_by_one_are_checked_with_their_batch(function, said):
     """Label -100 and its like would be left out of the loss silently; others would end a CUDA process."""
-    data = load_data(DatasetSpec(entrypoint=entrypoint)).to(CPU)
-    with pytest.raises(DatasetError) as error:
+    data = load_data(DatasetSpec(entrypoint=f"user_data:{function}")).to(CPU)
+    with pytest.raises(DatasetError, match=re.escape(said)):
         data.train.batch(torch.tensor([3, 1]), None)
-    assert said in str(error.value)
 
 
 def test_loading_warns_about_nothing(tmp_path):
@@ -482,7 +473,7 @@ def _installed(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(folder))
 
 
-def test_a_package_adds_a_data_set_of_its_own(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_adds_a_data_set_of_its_own(tmp_path, monkeypatch):
     _installed(tmp_path, monkeypatch)
     data = load_data(DatasetSpec(name="stripes", options={"classes": 7}))
     assert (data.name, data.classes, len(data.train)) == ("stripes", 7, 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,9 +75,7 @@ def assert_equal(came: Tensors, sent: Tensors) -> None:
     cases=st.lists(st.tuples(tensors(), tensors(), tensors(), st.booleans()), min_size=8, max_size=8),
     small=st.sampled_from([1, 1 << 16]),
 )
-def test_every_tensor_comes_as_it_is(
-    make_checkpoint: Callable[..., Checkpoint], cases: list[tuple[Tensors, Tensors, Tensors, bool]], small: int
-) -> None:
+def test_every_tensor_comes_as_it_is(make_checkpoint, cases, small):
     """To a newcomer and to a member that holds another state; few groups are formed for many cases."""
     acts = [
         (
@@ -97,15 +95,12 @@ def test_every_tensor_comes_as_it_is(
             assert_equal(got.model, whole.model)
             assert_equal(got.training, whole.training)
             places = [each.data_ptr() for each in (*got.model.values(), *got.training.values()) if each.numel()]
-            assert before is not None
             mine = {each.data_ptr() for each in before.model.values()}  # given to it twice
             fresh = [each for each in places if each not in mine]
             assert len(fresh) == len(set(fresh)), "no two tensors share memory"
 
 
-def test_what_a_member_holds_is_not_sent(
-    make_checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_member_holds_is_not_sent(make_checkpoint, monkeypatch):
     """A model grew: a layer is new, one has another name, one is equal to another; the first moments go on."""
     kept, renamed, moment = torch.randn(500), torch.randn(500), torch.randn(500)
     before = replace(
@@ -139,9 +134,7 @@ def test_what_a_member_holds_is_not_sent(
 
 
 @pytest.mark.parametrize("grown", [False, True])
-def test_a_newcomer_receives_into_what_it_has_built_if_that_is_the_same_model(
-    make_checkpoint: Callable[..., Checkpoint], grown: bool
-) -> None:
+def test_a_newcomer_receives_into_what_it_has_built_if_that_is_the_same_model(make_checkpoint, grown):
     weight, moment, tied = torch.randn(500), torch.randn(500), torch.randn(500)
     model = {"a": weight, "tied.1": tied, "tied.2": tied} | ({"new": torch.ones(3)} if grown else {})
     whole = replace(make_checkpoint(), model=model, training={"a|exp_avg": moment})
@@ -164,19 +157,19 @@ def test_a_newcomer_receives_into_what_it_has_built_if_that_is_the_same_model(
     assert shared.eq(0).all(), "weights that are tied come each by itself"
 
 
-def test_a_number_that_is_kept_holds_nothing_else(make_checkpoint: Callable[..., Checkpoint]) -> None:
+def test_a_number_that_is_kept_holds_nothing_else(make_checkpoint):
     training = {"step": torch.tensor(3.0), "other": torch.zeros(1000)}
     (got,) = brought(replace(make_checkpoint(), training=training), None)
     assert got.training["step"].untyped_storage().nbytes() == got.training["step"].nbytes
 
 
-def test_views_and_strides_come_in_order(make_checkpoint: Callable[..., Checkpoint]) -> None:
+def test_views_and_strides_come_in_order(make_checkpoint):
     turned = torch.arange(6.0).view(2, 3).t()
     (got,) = brought(replace(make_checkpoint(), model={"w": turned}), None)
     assert torch.equal(got.model["w"], turned)
 
 
-def test_chance_goes_on_from_what_was_brought(make_checkpoint: Callable[..., Checkpoint]) -> None:
+def test_chance_goes_on_from_what_was_brought(make_checkpoint):
     values, chance = randomness.capture(torch.device("cpu"))
     expected = torch.rand(3)
     (came,) = brought(replace(make_checkpoint(), training={"before": torch.zeros(5), **chance}), None)
@@ -185,7 +178,7 @@ def test_chance_goes_on_from_what_was_brought(make_checkpoint: Callable[..., Che
 
 
 @pytest.mark.parametrize("dtype", ["__name__", "manual_seed", "nothing"])
-def test_a_type_that_is_none_is_refused(make_checkpoint: Callable[..., Checkpoint], dtype: str) -> None:
+def test_a_type_that_is_none_is_refused(make_checkpoint, dtype):
     entry = Entry(name="w", training=False, dtype=dtype, shape=(2,))
     with pytest.raises(ValueError, match="is not a type of tensors"):
         _ = Head(state=make_checkpoint().state, entries=(entry,)).entries[0].bytes

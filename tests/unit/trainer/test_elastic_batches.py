@@ -33,9 +33,7 @@ ARRIVALS = st.builds(
 
 
 @given(POLICIES, st.integers(1, 9), st.integers(1, 40), st.integers(1, 70), st.data())
-def test_an_epoch_sees_each_example_once_whoever_comes_and_goes(
-    policy: ElasticBatch, world: int, batches: int, rows: int, data: st.DataObject
-) -> None:
+def test_an_epoch_sees_each_example_once_whoever_comes_and_goes(policy, world, batches, rows, data):
     seen = []
     cursor = 0
     while cursor < batches:
@@ -49,14 +47,14 @@ def test_an_epoch_sees_each_example_once_whoever_comes_and_goes(
 
 
 @given(st.integers(1, 9), st.integers(1, 70))
-def test_members_share_a_batch_evenly_and_never_take_a_single_example(world: int, rows: int) -> None:
+def test_members_share_a_batch_evenly_and_never_take_a_single_example(world, rows):
     sizes = [share.rows for share in shares(ElasticBatch.KEEP_GLOBAL, world, 0, rows) if share.rows]
     assert max(sizes) - min(sizes) <= 1
     assert rows < 2 or min(sizes) >= 2  # a batch norm over one example has no variance
 
 
 @given(st.lists(ARRIVALS, max_size=8, unique_by=lambda each: each.worker), st.integers(0, 9))
-def test_those_of_the_lowest_index_stay(arrivals: list[WorkerArrival], replicas: int) -> None:
+def test_those_of_the_lowest_index_stay(arrivals, replicas):
     found = chosen(arrivals, replicas)
     assert len(found) == min(len(arrivals), max(0, replicas - 1))
     left = [each for each in arrivals if each not in found]
@@ -65,7 +63,7 @@ def test_those_of_the_lowest_index_stay(arrivals: list[WorkerArrival], replicas:
 
 
 @given(st.lists(ARRIVALS, max_size=6, unique_by=lambda each: each.worker), st.integers(0, 100))
-def test_a_leader_that_came_again_takes_the_newest_state(arrivals: list[WorkerArrival], step: int) -> None:
+def test_a_leader_that_came_again_takes_the_newest_state(arrivals, step):
     leader = WorkerArrival("leader", base=True, index=0, step=step)
     plan = planned(3, leader, arrivals, newest=True)
     steps = [step, *(each.step for each in arrivals)]
@@ -76,7 +74,7 @@ def test_a_leader_that_came_again_takes_the_newest_state(arrivals: list[WorkerAr
 
 
 @given(ARRIVALS)
-def test_an_arrival_comes_through_as_text(arrival: WorkerArrival) -> None:
+def test_an_arrival_comes_through_as_text(arrival):
     assert WorkerArrival.from_json(arrival.to_json()) == arrival
 
 
@@ -84,7 +82,7 @@ SECONDS = st.sampled_from([0.0, 0.01, 0.02, 0.1, 0.2, 1.0])
 WORKERS = ["leader", "a", "b", "c"]
 
 
-def test_a_straggler_is_one_that_is_much_slower_than_the_middle_of_the_others() -> None:
+def test_a_straggler_is_one_that_is_much_slower_than_the_middle_of_the_others():
     assert straggler([0.1, 0.1, 1.1], 5) == 2
     assert straggler([0.1, 0.1, 0.4], 5) is None
     assert straggler([0.1, 1.1], 5) == 1
@@ -99,7 +97,7 @@ COUNTS = st.sampled_from([1, 2, STEPS - 1, STEPS, STEPS + 1])
 @settings(deadline=None)
 @example([([0.01, 0.01, 1.0, 0.01], 2 * STEPS)])
 @given(st.lists(st.tuples(st.lists(SECONDS, min_size=4, max_size=4), COUNTS), max_size=6))
-def test_only_who_is_slow_for_many_steps_in_a_row_is_found_and_only_once(runs: list[tuple[list[float], int]]) -> None:
+def test_only_who_is_slow_for_many_steps_in_a_row_is_found_and_only_once(runs):
     steps = [seconds for seconds, count in runs for _ in range(count)]
     speeds = MemberSpeeds()
     slowest = [straggler(seconds, 5.0) for seconds in steps]
@@ -114,9 +112,7 @@ def test_only_who_is_slow_for_many_steps_in_a_row_is_found_and_only_once(runs: l
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(WORKERS[1:]), max_size=40), st.data())
-def test_a_straggler_comes_again_after_longer_and_longer_and_not_for_ever(
-    found: list[str], data: st.DataObject
-) -> None:
+def test_a_straggler_comes_again_after_longer_and_longer_and_not_for_ever(found, data):
     """However members come and go, one process costs the others `MAX_DROPS` times `STEPS` slow steps at most."""
     speeds, now, dropped = MemberSpeeds(), 0.0, dict.fromkeys(WORKERS, 0)
     for worker in found:

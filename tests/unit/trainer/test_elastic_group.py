@@ -6,7 +6,6 @@ import copy
 import gc
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from espalier_trainer.data.source import EpochOrder, MapSource
 from espalier_trainer.elastic import delivery
 from espalier_trainer.elastic import group as groups
 from espalier_trainer.elastic.batch_norm import synchronized
-from espalier_trainer.elastic.group import MESH_BYTES, Group, GroupBrokenError, MeshSum
+from espalier_trainer.elastic.group import MESH_BYTES, Group, MeshSum
 from espalier_trainer.elastic.membership import ONE
 from espalier_trainer.elastic.states import Code, Command, align, broadcast_state, receive_state
 from espalier_trainer.elastic.step import StepPlan, joint_step, share_of
@@ -47,11 +46,11 @@ def network_of(module: nn.Module) -> Network:
 
 @pytest.mark.parametrize("sync", [False, True])
 @pytest.mark.parametrize("policy", ElasticBatch)
-def test_a_member_without_examples_takes_the_others_step(policy: ElasticBatch, sync: bool) -> None:
+def test_a_member_without_examples_takes_the_others_step(policy, sync):
     """Two batches of two examples, of which the last is taken: there is too little of it for two members."""
     chance = torch.Generator().manual_seed(3)
     examples = [(torch.randn(2, 2, 2, generator=chance), label % 3) for label in range(4)]
-    order, source = EpochOrder(torch.arange(4), 2, 0, 0), MapSource(examples)  # type: ignore[arg-type]
+    order, source = EpochOrder(torch.arange(4), 2, 0, 0), MapSource(examples)
     start = Flat()
     alone = copy.deepcopy(start)
     inputs, labels = order.batch(source, 1)
@@ -73,7 +72,7 @@ def test_a_member_without_examples_takes_the_others_step(policy: ElasticBatch, s
 
 
 @pytest.mark.parametrize("pieces", [((2,), (3,)), ((2,), (0,), (4,)), ((2, 3), (3, 0))], ids=str)
-def test_a_loop_of_a_users_own_is_exact_where_batch_norms_see_uneven_parts(pieces: tuple[tuple[int, ...], ...]) -> None:
+def test_a_loop_of_a_users_own_is_exact_where_batch_norms_see_uneven_parts(pieces):
     """The gradient of a worker's loss reaches the layers of the others through the batch norm."""
     torch.manual_seed(0)
     start = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3))
@@ -112,7 +111,7 @@ class Alone:
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_synchronized_batch_norms_count_in_32_bits(kind: torch.dtype) -> None:
+def test_synchronized_batch_norms_count_in_32_bits(kind):
     """66,825 numbers of a channel are none of 16 bits: more than float16 has, and a few hundred off in bfloat16."""
     torch.manual_seed(0)
     layer, own = nn.BatchNorm2d(2), nn.BatchNorm2d(2)
@@ -129,8 +128,6 @@ def test_synchronized_batch_norms_count_in_32_bits(kind: torch.dtype) -> None:
     weights = torch.randn_like(plain)
     (outputs.double() * weights).sum().backward()
     (expected * weights).sum().backward()
-    assert inputs.grad is not None
-    assert plain.grad is not None
     torch.testing.assert_close(inputs.grad.double(), plain.grad, **exact)
 
 
@@ -158,9 +155,7 @@ def received(group: Group) -> Checkpoint:
     return receive_state(group, None)
 
 
-def test_a_state_may_take_longer_than_any_answer(
-    monkeypatch: pytest.MonkeyPatch, make_checkpoint: Callable[..., Checkpoint]
-) -> None:
+def test_a_state_may_take_longer_than_any_answer(monkeypatch, make_checkpoint):
     """A member that lacks nothing, and two newcomers: each transfer takes longer than is waited for an answer."""
     monkeypatch.setattr(groups, "COLLECTIVE_SECONDS", 2.0)
     for module in (groups, delivery):
@@ -203,7 +198,7 @@ def callers_hold_arguments() -> bool:
     return given(nn.Module())
 
 
-def test_what_a_member_gives_up_is_not_held_while_it_takes_the_new(make_checkpoint: Callable[..., Checkpoint]) -> None:
+def test_what_a_member_gives_up_is_not_held_while_it_takes_the_new(make_checkpoint):
     def act(group: Group) -> list[str]:
         held = [network_of(Flat())]
         old, hashes = weakref.ref(held[0].module), [group.rank, 0]  # they differ at first
@@ -231,7 +226,7 @@ def numbers(rank: int, count: int, kind: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_all_members_get_the_same_bits(world: int, kind: torch.dtype) -> None:
+def test_all_members_get_the_same_bits(world, kind):
     def act(group: Group) -> Tensor:
         tensor = numbers(group.rank, 1001, kind)
         group.all_reduce(tensor)
@@ -244,7 +239,7 @@ def test_all_members_get_the_same_bits(world: int, kind: torch.dtype) -> None:
         torch.testing.assert_close(each.double(), expected, rtol=1e-5, atol=1e-2)
 
 
-def test_sums_in_flight_do_not_mix_with_each_other_or_with_states() -> None:
+def test_sums_in_flight_do_not_mix_with_each_other_or_with_states():
     """Small ones and one that goes through the ring, begun in one order and waited for in another."""
     large = MESH_BYTES // 4 + 1
 
@@ -263,18 +258,3 @@ def test_sums_in_flight_do_not_mix_with_each_other_or_with_states() -> None:
 
     for found in together(2, act):
         assert found == [2.0, 20.0, 200.0, 2000.0] * 2
-
-
-def test_a_member_that_leaves_breaks_the_sum_of_all_others() -> None:
-    def act(group: Group) -> str:
-        if group.rank == 2:
-            group.close()
-            return "left"
-        try:
-            group.all_reduce(torch.ones(3))
-        except GroupBrokenError:
-            group.close()
-            return "broken"
-        return "summed"
-
-    assert together(3, act) == ["broken", "broken", "left"]

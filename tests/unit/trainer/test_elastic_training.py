@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +73,14 @@ class Workers:
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _patient(monkeypatch):
     """Let no generation break because a busy machine holds up one of these threads while it forms."""
     for module in (group, member, generations):
         monkeypatch.setattr(module, "FORM_SECONDS", 30.0)
 
 
 @pytest.fixture
-def together(run: Run, digits: Data, tmp_path: Path) -> Iterator[Callable[..., tuple[Any, Workers]]]:
+def together(run, digits, tmp_path):
     """Run a job with so many workers from its beginning; returns the run, and its workers."""
     crews: list[Workers] = []
 
@@ -89,8 +89,6 @@ def together(run: Run, digits: Data, tmp_path: Path) -> Iterator[Callable[..., t
         crews.append(workers)
 
         def team(journal: RunJournal) -> Team:
-            policy = job.spec.training.elastic_batch
-            assert policy is not None
             found = Team(Rendezvous(str(workers.place)), CPU, journal.warn, journal.workers_changed)
             seed = torch.get_rng_state()
             workers.start(count - 1)
@@ -111,9 +109,7 @@ def losses(done: Any) -> list[float]:
     return [event.train_loss for event in done.reporter.events if event.type == "EpochFinished"]
 
 
-def test_with_the_batch_kept_several_workers_learn_what_one_learns(
-    make_job: Callable[..., AdaptiveTrainingJob], together: Callable[..., tuple[Any, Workers]]
-) -> None:
+def test_with_the_batch_kept_several_workers_learn_what_one_learns(make_job, together):
     """Three: of a batch of 64 their shares differ."""
     job = make_job(
         maxReplicas=4,
@@ -159,7 +155,7 @@ def net():
 
 
 @pytest.fixture
-def _traced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _traced_alone(monkeypatch):
     """Let no worker compute while another traces: `torch.fx` takes all calls of modules in the process for its own.
 
     Workers are threads here; outside of tests each has a process.
@@ -178,15 +174,9 @@ def _traced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_traced_alone")
-def test_members_compute_steps_by_the_leaders_rules(
-    make_job: Callable[..., AdaptiveTrainingJob],
-    together: Callable[..., tuple[Any, Workers]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_members_compute_steps_by_the_leaders_rules(make_job, together, users_module, monkeypatch):
     """It finds a convolution that is computed twice; whatever a busy machine lets it measure is enough of a gain."""
-    (tmp_path / "twice_shared.py").write_text(TWICE)
-    monkeypatch.syspath_prepend(tmp_path)
+    users_module("twice_shared", TWICE)
     monkeypatch.setattr(optimising, "too_little", lambda *_: "")
     job = make_job(
         adaptation={"mode": "Off", "optimise": "Rewrites", "optimiseShare": 0.5},
@@ -198,20 +188,13 @@ def test_members_compute_steps_by_the_leaders_rules(
     assert found.result == "Rewritten", found.message
     (follower,) = workers.followers
     network = follower.network
-    assert network is not None
-    assert network.execution is not None
     assert network.execution.plan == done.trainer.network.execution.plan
     assert_all_hold_the_same(done, workers)
 
 
 @pytest.mark.sweep("kinds of insertion")
 @pytest.mark.parametrize("insertion", ["Scaled", "Unfold"])
-def test_members_of_a_language_model_clip_average_and_grow_alike(
-    make_job: Callable[..., AdaptiveTrainingJob],
-    together: Callable[..., tuple[Any, Workers]],
-    tmp_path: Path,
-    insertion: str,
-) -> None:
+def test_members_of_a_language_model_clip_average_and_grow_alike(make_job, together, tmp_path, insertion):
     (tmp_path / "text.txt").write_text("".join(f"{number} and one are {number + 1}. " for number in range(500)))
     job = make_job(
         timeBudgetSeconds=0.2,
@@ -242,21 +225,7 @@ def test_members_of_a_language_model_clip_average_and_grow_alike(
     assert_all_hold_the_same(done, workers)
 
 
-def test_all_members_grow_together(
-    make_job: Callable[..., AdaptiveTrainingJob], together: Callable[..., tuple[Any, Workers]]
-) -> None:
-    job = make_job(
-        maxReplicas=3, adaptation={"maxAdaptations": 2, "trials": "Off"}, training={"elasticBatch": "keepGlobal"}
-    )
-    advisor = WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC, 0))
-    done, workers = together(job, 3, advisor=advisor)
-    assert done.result.depth_after == done.result.depth_before + 2
-    assert_all_hold_the_same(done, workers)
-
-
-def test_all_members_teach_a_smaller_model_together(
-    make_job: Callable[..., AdaptiveTrainingJob], together: Callable[..., tuple[Any, Workers]]
-) -> None:
+def test_all_members_teach_a_smaller_model_together(make_job, together):
     job = make_job(
         maxReplicas=3,
         timeBudgetSeconds=0.6,
@@ -280,9 +249,7 @@ def test_all_members_teach_a_smaller_model_together(
     assert digest(done.trainer.network) in {digest(network) for network in held}
 
 
-def test_with_the_batch_scaled_an_epoch_has_fewer_steps(
-    make_job: Callable[..., AdaptiveTrainingJob], together: Callable[..., tuple[Any, Workers]]
-) -> None:
+def test_with_the_batch_scaled_an_epoch_has_fewer_steps(make_job, together):
     training = {"elasticBatch": "scaleLinear", "schedule": {"name": "Constant"}, "optimizer": {"learningRate": 0.004}}
     job = make_job(maxReplicas=3, adaptation={"mode": "Off"}, training=training)
     alone, _ = together(job, 1)
@@ -306,13 +273,7 @@ def _steps_of_epochs(done: Any, workers: int) -> list[int]:
     return steps
 
 
-def test_a_worker_gives_up_its_network_before_it_builds_another(
-    make_job: Callable[..., AdaptiveTrainingJob],
-    digits: Data,
-    run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_gives_up_its_network_before_it_builds_another(make_job, digits, run, tmp_path, monkeypatch):
     job = make_job(training={"elasticBatch": "keepGlobal"})
     state = run(job).trainer._run.saver.capture()
     workers = Workers(job, digits, tmp_path / "nowhere")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -66,6 +65,13 @@ def script(**changes: str) -> str:
     return text.replace("COUNT", changes.get("COUNT", "1000000"))
 
 
+def judged(place: Workplace, code: int) -> Ended | Failure:
+    """Return the verdict on a process; its file is called SCRIPT."""
+    verdict = judge_exit(code, place.report())
+    message = re.sub(rf"{re.escape(str(place.folder))}/\w+\.py", "SCRIPT", verdict.message)
+    return replace(verdict, message=message)
+
+
 @pytest.mark.parametrize(
     ("changes", "verdict"),
     [
@@ -74,6 +80,7 @@ def script(**changes: str) -> str:
         ({"ACT": "sys.exit(0)"}, MIDDLE),
         ({"ACT": "raise ValueError", "RUN": "swallowed()"}, MIDDLE),
         ({"ACT": "raise KeyboardInterrupt"}, Failure("exit code 1; see its log")),
+        ({"ACT": "raise KeyError('heads')"}, Failure("exit code 1: KeyError: 'heads' (SCRIPT:24, in main)")),
         ({"ACT": "os._exit(0)"}, MIDDLE),
         ({"ACT": "os._exit(3)"}, Failure("exit code 3; see its log")),
         ({"ACT": "os.kill(os.getpid(), signal.SIGKILL)"}, Failure("ended by SIGKILL; see its log")),
@@ -101,13 +108,10 @@ def script(**changes: str) -> str:
     ],
     ids=str,
 )
-def test_the_exit_code_and_the_last_report_decide_together(
-    scripted: Callable[..., Workplace], changes: dict[str, str], verdict: object
-) -> None:
+def test_the_exit_code_and_the_last_report_decide_together(scripted, changes, verdict):
     place = scripted(script(**changes))
     place.allocate(1)
-    code = ended(place.start(), place)
-    assert judge_exit(code, place.report()) == verdict, place.log
+    assert judged(place, ended(place.start(), place)) == verdict, place.log
     if isinstance(verdict, Ended) and not verdict.failed:
         assert list(place.checkpoints.glob("checkpoint-*"))
 
@@ -121,9 +125,7 @@ def test_the_exit_code_and_the_last_report_decide_together(
         ("sys.exit(0)", ""),
     ],
 )
-def test_a_budget_that_is_used_up_stays_so_whatever_the_script_does_then(
-    scripted: Callable[..., Workplace], run: str, said: str
-) -> None:
+def test_a_budget_that_is_used_up_stays_so_whatever_the_script_does_then(scripted, run, said):
     place = scripted(script(RUN=f"main(); {run}"), budget=0.3)
     place.allocate(1)
     verdict = judge_exit(ended(place.start(), place), place.report())
@@ -141,20 +143,26 @@ parser.add_argument("--data", required=True)
 """
 
 
+HEADS = Ended(reason=Reason.INVALID_SPEC, failed=True, message="KeyError: 'heads' (SCRIPT:7)")
+
+
 @pytest.mark.parametrize(
-    ("act", "verdict"), [("parser.parse_args()", Failure("exit code 2; see its log")), ("os._exit(0)", NOTHING)]
+    ("act", "verdict"),
+    [
+        ("parser.parse_args()", Failure("exit code 2; see its log")),
+        ("os._exit(0)", NOTHING),
+        ("raise KeyError('heads')", HEADS),
+    ],
 )
-def test_a_script_that_ends_before_it_joins_has_trained_nothing(
-    workplace: Callable[..., Workplace], make_job: Callable[..., object], act: str, verdict: object
-) -> None:
+def test_a_script_that_ends_before_it_joins_has_trained_nothing(workplace, make_job, act, verdict):
     place = workplace(make_job())
     place.allocate(1)
     write_text_atomically(place.folder / "job.json", place.job.model_dump_json(by_alias=True, exclude_none=True))
     (place.folder / "script.py").write_text(BEFORE + act)
     command, environment = [sys.executable, str(place.folder / "script.py")], {**os.environ, **place.variables()}
     code = subprocess.run(command, env=environment, timeout=PATIENCE, check=False).returncode
-    assert place.report().phase is TrainerPhase.STARTING
-    assert judge_exit(code, place.report()) == verdict
+    assert place.report().phase is (TrainerPhase.FAILED if verdict is HEADS else TrainerPhase.STARTING)
+    assert judged(place, code) == verdict
 
 
 USERS = """
@@ -189,19 +197,16 @@ def exits_later():
                 reason=Reason.INVALID_SPEC,
                 failed=True,
                 message="training.model.entrypoint: users:exits ends the program (sys.exit, code 0); let it raise an "
-                "error (USERS:7, in exits)",
+                "error (SCRIPT:7, in exits)",
             ),
         ),
         ("vanishes", NOTHING),
-        ("exits_later", Failure("exit code 1: SystemExit: late (USERS:16, in forward)")),
+        ("exits_later", Failure("exit code 1: SystemExit: late (SCRIPT:16, in forward)")),
     ],
 )
-def test_a_function_of_the_jobs_that_ends_the_program_has_failed(
-    workplace: Callable[..., Workplace], make_job: Callable[..., object], tmp_path: Path, function: str, verdict: object
-) -> None:
+def test_a_function_of_the_jobs_that_ends_the_program_has_failed(workplace, make_job, tmp_path, function, verdict):
     (tmp_path / "users.py").write_text(USERS)
     job = make_job(training={"model": {"entrypoint": f"users:{function}"}}, timeBudgetSeconds=60)
     place = workplace(job, python_path=(str(tmp_path),))
     place.allocate(1)
-    judged = judge_exit(ended(place.start(), place), place.report())
-    assert replace(judged, message=judged.message.replace(str(tmp_path / "users.py"), "USERS")) == verdict, place.log
+    assert judged(place, ended(place.start(), place)) == verdict, place.log

@@ -20,8 +20,8 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import espalier_trainer
+import own_loops
 from espalier_core.types.advice import Action
-from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_lab.virtual_time import Scripted
 from espalier_trainer.checkpoints.examples import known
 from espalier_trainer.errors import ExportError
@@ -48,9 +48,7 @@ def net():
 
 
 @pytest.fixture
-def trained(
-    tmp_path: Path, run: Callable[..., Any], make_job: Callable[..., AdaptiveTrainingJob]
-) -> Callable[..., Any]:
+def trained(tmp_path, run, make_job):
     """Return what trains a job, growing it as advised, into the folder `run`, as `espalier run` leaves it."""
 
     def train(*advice: Action, stop: Any = None, **spec: Any) -> Any:
@@ -65,11 +63,9 @@ def trained(
 
 
 @pytest.fixture
-def blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    (tmp_path / "two_blocks.py").write_text(TWO_BLOCKS)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield {"adaptation": {"actions": ["Deepen", "AddBlock"]}, "training": {"model": {"entrypoint": "two_blocks:net"}}}
-    sys.modules.pop("two_blocks", None)
+def blocks(users_module):
+    users_module("two_blocks", TWO_BLOCKS)
+    return {"adaptation": {"actions": ["Deepen", "AddBlock"]}, "training": {"model": {"entrypoint": "two_blocks:net"}}}
 
 
 def assert_same(loaded: nn.Module, network: Any, data: Any) -> None:
@@ -88,9 +84,7 @@ def assert_same(loaded: nn.Module, network: Any, data: Any) -> None:
         ((Action.widen("block0.0"), Action.deepen("block0")), WIDE),
     ],
 )
-def test_a_run_and_its_export_give_the_grown_model(
-    trained: Callable[..., Any], tmp_path: Path, digits: Any, advice: tuple[Action, ...], spec: dict[str, Any]
-) -> None:
+def test_a_run_and_its_export_give_the_grown_model(trained, tmp_path, digits, advice, spec):
     done = trained(*advice, **spec)
     assert len(done.trainer.network.history) == len(advice)
     state = torch.get_rng_state()
@@ -108,9 +102,7 @@ def test_a_run_and_its_export_give_the_grown_model(
     ]
 
 
-def test_a_model_of_the_users_that_has_got_blocks_is_loaded(
-    trained: Callable[..., Any], tmp_path: Path, digits: Any, blocks: dict[str, Any]
-) -> None:
+def test_a_model_of_the_users_that_has_got_blocks_is_loaded(trained, tmp_path, digits, blocks):
     add = Action(kind="AddBlock", target="2.0")
     done = trained(add, add, **blocks)
     assert len(done.trainer.network.history) == 2
@@ -118,9 +110,7 @@ def test_a_model_of_the_users_that_has_got_blocks_is_loaded(
     assert "the module `two_blocks` of the model's code on `PYTHONPATH`" in readme(export_of(tmp_path))
 
 
-def test_a_job_that_has_not_ended_is_loaded_and_its_folder_stays_as_it_is(
-    trained: Callable[..., Any], tmp_path: Path, digits: Any, stop_after: Callable[[int], Any]
-) -> None:
+def test_a_job_that_has_not_ended_is_loaded_and_its_folder_stays_as_it_is(trained, tmp_path, digits, stop_after):
     done = trained(Action.deepen("block0"), stop=stop_after(60))
     assert done.result.phase == "Stopped"
     checkpoints = tmp_path / "run" / "checkpoints"
@@ -144,9 +134,7 @@ def readme(folder: Path) -> str:
     return (folder / "README.md").read_text()
 
 
-def test_a_disk_that_is_full_is_reported_and_leaves_the_export_of_before(
-    trained: Callable[..., Any], tmp_path: Path, digits: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_is_reported_and_leaves_the_export_of_before(trained, tmp_path, digits, monkeypatch):
     done = trained()
     export_of(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would leave a cut .pyc of what is imported meanwhile
@@ -163,7 +151,7 @@ def test_a_disk_that_is_full_is_reported_and_leaves_the_export_of_before(
     assert_same(espalier_trainer.load(tmp_path / "out"), done.trainer.network, digits)
 
 
-def test_the_lines_on_the_card_work_as_printed(trained: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_lines_on_the_card_work_as_printed(trained, tmp_path):
     trained(Action.deepen("block0"))
     card = readme(export_of(tmp_path))
     code = re.findall(r"^```python\n(.*?)^```", card, re.M | re.S)[0]
@@ -184,12 +172,9 @@ def net():
 """
 
 
-def test_the_captured_computation_is_the_models(
-    trained: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: Any
-) -> None:
+def test_the_captured_computation_is_the_models(trained, tmp_path, users_module, digits):
     """By the lines on the card."""
-    (tmp_path / "normed.py").write_text(NORMED)
-    monkeypatch.syspath_prepend(tmp_path)
+    users_module("normed", NORMED)
     done = trained(Action.deepen("0"), training={"model": {"entrypoint": "normed:net"}})
     assert done.trainer.network.history
     inputs = digits.example_input().repeat(3, 1, 1, 1)
@@ -216,53 +201,25 @@ def grown_by_script(advised: Callable[..., Any], advice_body: Callable[..., byte
     advised(lambda body: (200, advice_body("0")))
     model = start()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.arange(24.0).view(12, 2) / 24, torch.zeros(12, dtype=torch.int64))
-    loop, batches = join(model, optimizer, DataLoader(data, batch_size=4), grow=True)
-    for _ in loop.epochs(2):
-        for inputs, labels in batches:
-            optimizer.zero_grad()
-            loop.backward(nn.functional.cross_entropy(model(inputs), labels))
-            optimizer.step()
+    loop, batches = join(model, optimizer, DataLoader(own_loops.DATA, batch_size=4), grow=True)
+    own_loops.trained(loop, batches, model, optimizer, 2)
     return model.eval()
-
-
-class Shadow:
-    """An average by parameter name."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.shadow = {name: each.detach().clone() for name, each in model.named_parameters()}
-
-    def update(self, model: nn.Module) -> None:
-        for name, parameter in model.named_parameters():
-            self.shadow[name].lerp_(parameter.detach(), 0.1)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"decay": 0.9, "shadow": self.shadow}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shadow = state["shadow"]
 
 
 @pytest.mark.parametrize("averages", [1, 0, 2])
 def test_the_average_of_a_loop_of_the_users_grows_with_the_model_and_is_loaded(
-    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path, averages: int
-) -> None:
+    advised, advice_body, tmp_path, averages
+):
     advised(lambda body: (200, advice_body("0")))
     model = start()
     model.add_module("norm", nn.BatchNorm1d(2))
-    average, shadow = AveragedModel(model, use_buffers=True), Shadow(model)
+    average, shadow = AveragedModel(model, use_buffers=True), own_loops.Shadow(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
     data = TensorDataset(torch.rand(12, 2), torch.arange(12) % 2)
     given = [scheduler, *(average, shadow)[:averages]]
     loop, batches = join(model, optimizer, DataLoader(data, batch_size=4), *given, grow=True)
-    for _ in loop.epochs(2):
-        for inputs, labels in batches:
-            optimizer.zero_grad()
-            loop.backward(nn.functional.cross_entropy(model(inputs), labels))
-            optimizer.step()
-            if averages:
-                average.update_parameters(model)
+    own_loops.trained(loop, batches, model, optimizer, 2, after=lambda: averages and average.update_parameters(model))
     inputs, first = torch.rand(3, 2), start()
     first.add_module("norm", nn.BatchNorm1d(2))
     if averages != 1:
@@ -291,22 +248,16 @@ def net():
 """
 
 
-def test_the_average_of_a_tied_weight_is_loaded_under_each_of_its_names(
-    trained: Callable[..., Any], tmp_path: Path, digits: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "tied_net.py").write_text(TIED)
-    monkeypatch.syspath_prepend(tmp_path)
-    try:
-        done = trained(training={"model": {"entrypoint": "tied_net:net"}, "weightAveraging": 0.99})
-        network, inputs = done.trainer.network, digits.example_input()
-        raw = network.module.eval()(inputs)
-        with averaged(network.optimizer):
-            wanted = network.module(inputs)
-        assert not torch.allclose(raw, wanted)
-        assert torch.equal(espalier_trainer.load(tmp_path / "run")(inputs), wanted)
-        assert torch.equal(espalier_trainer.load(export_of(tmp_path))(inputs), wanted)
-    finally:
-        sys.modules.pop("tied_net", None)
+def test_the_average_of_a_tied_weight_is_loaded_under_each_of_its_names(trained, tmp_path, digits, users_module):
+    users_module("tied_net", TIED)
+    done = trained(training={"model": {"entrypoint": "tied_net:net"}, "weightAveraging": 0.99})
+    network, inputs = done.trainer.network, digits.example_input()
+    raw = network.module.eval()(inputs)
+    with averaged(network.optimizer):
+        wanted = network.module(inputs)
+    assert not torch.allclose(raw, wanted)
+    assert torch.equal(espalier_trainer.load(tmp_path / "run")(inputs), wanted)
+    assert torch.equal(espalier_trainer.load(export_of(tmp_path))(inputs), wanted)
 
 
 def tied() -> nn.Module:
@@ -317,21 +268,14 @@ def tied() -> nn.Module:
     return model
 
 
-def test_a_dictionary_of_averages_counts_for_each_name_of_a_tied_weight(
-    advised: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_dictionary_of_averages_counts_for_each_name_of_a_tied_weight(advised, tmp_path):
     advised(lambda body: (200, b""))
     model, first = tied(), tied()
-    average = Shadow(model)
+    average = own_loops.Shadow(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     data = TensorDataset(torch.rand(12, 2), torch.arange(12) % 2)
     loop, batches = join(model, optimizer, DataLoader(data, batch_size=4), average)
-    for _ in loop.epochs(2):
-        for inputs, labels in batches:
-            optimizer.zero_grad()
-            loop.backward(nn.functional.cross_entropy(model(inputs), labels))
-            optimizer.step()
-            average.update(model)
+    own_loops.trained(loop, batches, model, optimizer, 2, after=lambda: average.update(model))
     loaded = espalier_trainer.load(tmp_path, first, average=True)
     for name, parameter in loaded.named_parameters(remove_duplicate=False):
         assert torch.equal(parameter, average.shadow["2.weight" if name == "4.weight" else name]), name
@@ -343,8 +287,8 @@ def start() -> nn.Module:
 
 
 def test_the_model_of_a_loop_of_the_users_is_loaded_into_its_starting_model(
-    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    advised, advice_body, tmp_path, users_module
+):
     model = grown_by_script(advised, advice_body)
     inputs = torch.rand(3, 2)
     assert len(model.state_dict()) > 4
@@ -364,14 +308,11 @@ def test_the_model_of_a_loop_of_the_users_is_loaded_into_its_starting_model(
     export(tmp_path, tmp_path / "out")
     assert not kept.exists()
     assert "is the job" not in readme(tmp_path / "out")
-    (tmp_path / "their_net.py").write_text(
-        "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
+    text = "from torch import nn\ndef net(): return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))\n"
+    users_module("their_net", text)
     export(tmp_path, tmp_path / "out", "their_net:net")
     assert f"A model of {size} parameters, trained" in readme(tmp_path / "out")
     assert torch.equal(espalier_trainer.load(tmp_path / "out")(inputs), model(inputs))
-    sys.modules.pop("their_net", None)
 
 
 SEVERAL = """
@@ -392,10 +333,9 @@ net = Net
 
 
 def test_a_model_of_several_inputs_that_has_grown_is_loaded_by_its_checkpoint_alone(
-    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "several.py").write_text(SEVERAL)
-    monkeypatch.syspath_prepend(tmp_path)
+    advised, advice_body, tmp_path, users_module
+):
+    users_module("several", SEVERAL)
     several = importlib.import_module("several")
     advised(lambda body: (200, advice_body("first")))
     model = several.net()
@@ -420,16 +360,14 @@ def test_a_model_of_several_inputs_that_has_grown_is_loaded_by_its_checkpoint_al
         exec(code, names)
         torch.testing.assert_close(names["model"](**example)["scores"], wanted)
     assert "batches of any number of examples from 2" in card
-    sys.modules.pop("several", None)
 
 
-def test_an_example_is_kept_by_shapes_and_by_the_greatest_of_its_integers() -> None:
+def test_an_example_is_kept_by_shapes_and_by_the_greatest_of_its_integers():
     lengths, state = torch.tensor([3, 5]), (torch.rand(2, 4, dtype=torch.float64), None)
     kept = known((torch.rand(2, 3).bfloat16(), lengths, {"state": state, "flag": True, "name": "x"}))
-    assert kept is not None
     again = type(kept).model_validate_json(kept.model_dump_json())
     assert again == kept
-    first, second, third = again.of_rows(7).make()  # type: ignore[misc]
+    first, second, third = again.of_rows(7).make()
     assert (first.shape, first.dtype) == ((7, 3), torch.bfloat16)
     assert second.tolist() == [5] * 7
     assert (third["state"][0].shape, third["state"][0].dtype) == ((7, 4), torch.float64)
@@ -437,12 +375,12 @@ def test_an_example_is_kept_by_shapes_and_by_the_greatest_of_its_integers() -> N
     assert type(third["state"]) is tuple
     assert known((torch.rand(2, 3), object())) is None
     for alone in (torch.tensor([[7, 2], [0, 1]]), torch.tensor([[7, 2], [0, 1]], dtype=torch.uint16)):
-        assert known(alone).make().tolist() == [[7, 7], [7, 7]]  # type: ignore[union-attr]
+        assert known(alone).make().tolist() == [[7, 7], [7, 7]]
     assert known(torch.tensor(3)) is None
     assert known({"scale": 1.0}) is None
 
 
-def test_what_cannot_be_loaded_names_file_and_remedy(trained: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_names_file_and_remedy(trained, tmp_path):
     with pytest.raises(ExportError, match=r"nowhere: is not a folder; give that of a run"):
         espalier_trainer.load(tmp_path / "nowhere")
     with pytest.raises(
@@ -477,9 +415,7 @@ def test_what_cannot_be_loaded_names_file_and_remedy(trained: Callable[..., Any]
         ([0.5, 2.0], [1.0, 2.0], 0.25),
     ],
 )
-def test_each_output_of_a_captured_computation_is_judged_by_itself(
-    found: list[float], wanted: list[float], error: float
-) -> None:
+def test_each_output_of_a_captured_computation_is_judged_by_itself(found, wanted, error):
     class Two(nn.Module):
         def __init__(self, small: list[float]) -> None:
             super().__init__()

@@ -5,22 +5,19 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import subprocess
-import sys
 import traceback
-from datetime import UTC, datetime
 
 import pytest
 import torch
 
 from espalier_core.causes import cause_in, in_one_line
-from espalier_core.files.documents import write_document, write_text_atomically
 from espalier_core.types.events import CheckpointSaved, TrainerStarted, Warned
 from espalier_core.types.reasons import Reason
-from espalier_core.types.report import Report, TrainerPhase
+from espalier_core.types.report import TrainerPhase
 from espalier_trainer.errors import DatasetError
 from espalier_trainer.training.progress import may_pass, sentence
-from waiting import PATIENCE, until
+from trainer_processes import ended
+from waiting import until
 
 USERS = """
 import errno, os
@@ -55,130 +52,41 @@ def far_data():
 """
 
 
-def _join(process) -> int:
-    process.join(PATIENCE)
-    assert not process.is_alive(), "the trainer did not end"
-    return process.exitcode
-
-
 def line_of(text: str) -> int:
     return next(number for number, line in enumerate(USERS.splitlines(), start=1) if text in line)
 
 
 @pytest.mark.parametrize(
-    ("training", "code", "reason", "said", "line", "function"),
+    ("part", "entrypoint", "code", "said", "line", "function"),
     [
+        ("model", "bad_constructor", 2, "RuntimeError: no 4 heads", "raise RuntimeError", "bad_constructor"),
         (
-            {"model": {"entrypoint": "users:bad_constructor"}},
+            "model",
+            "bad_in_training",
             2,
-            Reason.INVALID_SPEC,
-            "RuntimeError: no 4 heads",
-            "raise RuntimeError",
-            "bad_constructor",
-        ),
-        (
-            {"model": {"entrypoint": "users:bad_in_training"}},
-            2,
-            Reason.INVALID_SPEC,
             "TypeError: Sequential.forward() takes 2 positional arguments but 3 were given",
             "return super().forward(inputs, None)",
             "forward",
         ),
-        (
-            {"model": {"entrypoint": "users:bad_later"}},
-            1,
-            Reason.TRAINER_FAILED,
-            "TypeError: late",
-            'raise TypeError("late")',
-            "forward",
-        ),
-        (
-            {"dataset": {"entrypoint": "users:far_data"}},
-            1,
-            Reason.TRAINER_FAILED,
-            "OSError: [Errno 5] Input/output error",
-            "raise OSError",
-            "far_data",
-        ),
+        ("model", "bad_later", 1, "TypeError: late", 'raise TypeError("late")', "forward"),
+        ("dataset", "far_data", 1, "OSError: [Errno 5] Input/output error", "raise OSError", "far_data"),
     ],
-    ids=["constructor", "first step", "second step", "input/output"],
 )
 def test_the_cause_is_reported_with_its_place_and_decides_whether_the_job_is_started_again(
-    workplace, make_job, tmp_path, training, code, reason, said, line, function
+    workplace, make_job, tmp_path, part, entrypoint, code, said, line, function
 ):
     (tmp_path / "users.py").write_text(USERS)
-    place = workplace(make_job(training=training, timeBudgetSeconds=60), python_path=(str(tmp_path),))
+    job = make_job(training={part: {"entrypoint": f"users:{entrypoint}"}}, timeBudgetSeconds=60)
+    place = workplace(job, python_path=(str(tmp_path),))
     place.allocate(1)
-    assert _join(place.start()) == code, place.log
+    assert ended(place.start(), place) == code, place.log
     report = place.report()
     sentence = f"{said} ({tmp_path / 'users.py'}:{line_of(line)}, in {function})"
+    reason = Reason.INVALID_SPEC if code == 2 else Reason.TRAINER_FAILED
     assert (report.phase, report.reason, report.message) == (TrainerPhase.FAILED, reason, sentence)
     assert place.log.splitlines()[-1] == sentence
     assert "Traceback (most recent call last):" in place.log
     assert cause_in(place.log) == sentence
-
-
-SCRIPT = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from espalier_trainer.own import join
-
-class Net(nn.Linear):
-    def __init__(self):
-        super().__init__(2, 2)
-        if WHEN == "before":
-            raise KeyError("heads")
-
-    def forward(self, inputs):
-        self.steps = getattr(self, "steps", 0) + 1
-        if self.steps > 1:
-            raise KeyError("heads")
-        return super().forward(inputs)
-
-model = Net()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loop, loader = join(model, optimizer, DataLoader(TensorDataset(torch.rand(8, 2), torch.arange(8) % 2), batch_size=2))
-for epoch in loop.epochs(1):
-    for inputs, labels in loader:
-        loss = nn.functional.cross_entropy(model(inputs), labels)
-        optimizer.zero_grad()
-        loop.backward(loss)
-        optimizer.step()
-"""
-
-
-@pytest.mark.parametrize(
-    ("when", "reason", "function"),
-    [("before", Reason.INVALID_SPEC, "__init__"), ("second", Reason.TRAINER_FAILED, "forward")],
-)
-def test_a_script_reports_the_exception_that_ended_it(workplace, make_job, when, reason, function):
-    """Its exit code is the interpreter's; the scheduler goes by the report."""
-    place = workplace(make_job(timeBudgetSeconds=60, adaptation={"mode": "Off"}))
-    place.allocate(1)
-    write_text_atomically(place.folder / "job.json", place.job.model_dump_json(by_alias=True, exclude_none=True))
-    script = place.folder / "script.py"
-    script.write_text(f"WHEN = {when!r}\n{SCRIPT}")
-    environment = {**os.environ, **place.variables()}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert done.returncode == 1, done.stderr
-    report = place.report()
-    assert (report.phase, report.reason) == (TrainerPhase.FAILED, reason), done.stderr
-    assert report.message.startswith(f"KeyError: 'heads' ({script}:")
-    assert report.message.endswith(f", in {function})")
-
-
-def test_a_budget_that_was_used_up_before_the_first_step_is_a_failure(workplace, make_job):
-    job = make_job(timeBudgetSeconds=5, adaptation={"mode": "Off"})
-    place = workplace(job)
-    place.allocate(1)
-    earlier = Report(job=job.key, incarnation="earlier", used_seconds=5.0, updated_time=datetime.now(UTC))
-    write_document(place.folder / "report.json", earlier)
-    assert _join(place.start()) == 2, place.log
-    assert (place.report().phase, place.report().reason) == (TrainerPhase.FAILED, Reason.NOTHING_TRAINED)
-    assert not list(place.checkpoints.glob("checkpoint-*"))
 
 
 SMALL_DISK = """
@@ -230,7 +138,7 @@ def on_a_disk_of(kib, workplace, make_job, tmp_path):
 
     until(lambda: seen(Warned) or len(seen(CheckpointSaved)) >= 3, lambda: place.log)
     place.allocate(1, stop=Reason.GPU_BUDGET_EXHAUSTED)
-    code = _join(process)
+    code = ended(process, place)
     return place, code, len(list((tmp_path / "kept").glob("checkpoint-*")))
 
 
@@ -266,7 +174,7 @@ def test_a_new_job_of_the_same_name_goes_on_from_the_checkpoint_of_one_that_fail
     place = workplace(job, python_path=(str(tmp_path),))
     place.prelude = "os.environ.update(ESPALIER_JOB_UID='first', ESPALIER_ATTEMPT='3')"
     place.allocate(1)
-    assert _join(place.start()) == 1, place.log
+    assert ended(place.start(), place) == 1, place.log
     assert list(place.checkpoints.glob("checkpoint-*")), "one was written before the step that failed"
     (place.folder / "report.json").unlink()  # it goes with the job
     (tmp_path / "users.py").write_text(USERS.replace("if self.training and", "if False and"))
@@ -274,15 +182,11 @@ def test_a_new_job_of_the_same_name_goes_on_from_the_checkpoint_of_one_that_fail
     process = place.start()
     until(lambda: sum(isinstance(event, TrainerStarted) for event in place.events()) == 2, lambda: place.log)
     place.allocate(1, stop=Reason.GPU_BUDGET_EXHAUSTED)
-    assert _join(process) == 0, place.log
+    assert ended(process, place) == 0, place.log
     started = [event for event in place.events() if isinstance(event, TrainerStarted)][-1]
     assert started.resumed
     assert started.step > 0
     assert started.used_seconds > 0
-    place.job = place.job.model_copy(update={"metadata": place.job.metadata.model_copy(update={"name": "other"})})
-    place.allocate(1)
-    assert _join(place.start()) == 2, "a job of another name does not take it over"
-    assert "is of another training run (job: 'default/t' there, 'default/other' here)" in place.report().message
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from espalier_core.types.environment import LEADER_FILE
-from espalier_core.types.events import EVENT, TrainerFinished, TrainerStarted
 from espalier_core.types.report import TrainerPhase
 from espalier_trainer.checkpoints import store as module
 from espalier_trainer.checkpoints.document import Checkpoint
@@ -26,8 +25,9 @@ from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.errors import SupersededError
 from espalier_trainer.own import join
 from espalier_trainer.process.fencing import Fence, LeaderClaim
+from own_loops import DATA, change_job, recorded, trained
 from own_scripts import another_process
-from trainer_processes import ended, until
+from trainer_processes import ended, of, until
 
 
 def store_of(folder: Path, attempt: int, job: str = "uid", pod: str = "") -> CheckpointStore:
@@ -38,7 +38,6 @@ def store_of(folder: Path, attempt: int, job: str = "uid", pod: str = "") -> Che
 
 def begun(folder: Path, attempt: int, job: str = "uid", pod: str = "") -> CheckpointStore:
     store = store_of(folder, attempt, job, pod)
-    assert store.fence is not None
     store.fence.take_over()
     return store
 
@@ -137,7 +136,7 @@ def test_a_claim_that_could_not_be_written_is_made_up_for(tmp_path, make_checkpo
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["read", "claim", "save"])), max_size=24))
-def test_the_latest_attempt_that_has_started_wins_however_claims_race(steps: list[tuple[int, str]]) -> None:
+def test_the_latest_attempt_that_has_started_wins_however_claims_race(steps):
     """A claim reads and then writes, and others may do the same in between."""
     with tempfile.TemporaryDirectory() as folder:
         fences = [
@@ -171,10 +170,6 @@ def test_the_latest_attempt_that_has_started_wins_however_claims_race(steps: lis
                     fences[each].require()
 
 
-def trained(place: Any) -> int:
-    return sum(isinstance(event, TrainerStarted) for event in place.events())
-
-
 @pytest.mark.slow
 def test_ready_trainer_ends_with_exit_code_4_where_a_later_leader_has_started(workplace, make_job):
     job = make_job(timeBudgetSeconds=600, checkpoint={"intervalSeconds": 0.1})
@@ -182,7 +177,7 @@ def test_ready_trainer_ends_with_exit_code_4_where_a_later_leader_has_started(wo
     place.allocate(1)
     place.prelude = "os.environ |= {'ESPALIER_JOB_UID': 'uid', 'ESPALIER_ATTEMPT': '0'}"
     old = place.start()
-    until(lambda: trained(place) == 1 and list(place.checkpoints.glob("checkpoint-*")), place)
+    until(lambda: len(of(place, "TrainerStarted")) == 1 and list(place.checkpoints.glob("checkpoint-*")), place)
     place.prelude = place.prelude.replace("'0'", "'1'")
     new = place.start()
     assert ended(old, place) == 4, place.log
@@ -192,58 +187,41 @@ def test_ready_trainer_ends_with_exit_code_4_where_a_later_leader_has_started(wo
     place.prelude = place.prelude.replace("'1'", "'0'")
     late = place.start()
     assert ended(late, place) == 4, place.log
-    until(lambda: trained(place) == 2, place)
+    until(lambda: len(of(place, "TrainerStarted")) == 2, place)
     os.kill(new.pid, signal.SIGTERM)
     assert ended(new, place) == 143, place.log
-    ends = [event for event in place.events() if isinstance(event, TrainerFinished)]
-    assert [end.phase for end in ends] == [TrainerPhase.STOPPED], "the old leader says nothing about its end"
+    assert [end.phase for end in of(place, "TrainerFinished")] == [TrainerPhase.STOPPED], (
+        "the old leader says nothing about its end"
+    )
 
 
-def test_own_loop_ends_with_exit_code_4_where_a_later_leader_has_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: Callable[..., Any]
-) -> None:
-    job = make_job(timeBudgetSeconds=3600, checkpoint={"intervalSeconds": 0.000001})
-    (tmp_path / "job.json").write_text(json.dumps(job.model_dump(mode="json", by_alias=True, exclude_none=True)))
+def test_own_loop_ends_with_exit_code_4_where_a_later_leader_has_started(leader, tmp_path, monkeypatch):
+    change_job(tmp_path, checkpoint={"intervalSeconds": 0.000001})
     folder = tmp_path / "checkpoints"
-    for name, value in {
-        "JOB_FILE": tmp_path / "job.json",
-        "CHECKPOINT_DIR": folder,
-        "EVENTS_FILE": tmp_path / "events.jsonl",
-        "ATTEMPT": 2,
-    }.items():
-        monkeypatch.setenv(f"ESPALIER_{name}", str(value))
+    monkeypatch.setenv("ESPALIER_ATTEMPT", "2")
     at_exit: list[Callable[[], None]] = []
-    monkeypatch.setattr("signal.signal", lambda *given: None)
     monkeypatch.setattr("atexit.register", at_exit.append)
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.arange(24.0).view(12, 2), torch.zeros(12, dtype=torch.int64))
-    loop, batches = join(model, optimizer, DataLoader(data, batch_size=4))
-    steps = 0
-    saved: list[str] = []
+    loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4))
+    saved: list[list[str]] = []
 
-    def train() -> None:
-        nonlocal steps, saved
-        for _ in loop.epochs():
-            for inputs, labels in batches:
-                optimizer.zero_grad()
-                loop.backward(nn.functional.cross_entropy(model(inputs), labels))
-                optimizer.step()
-                steps += 1
-                if not saved and any(folder.glob("checkpoint-*")):
-                    begun(folder, 3, "")
-                    saved = [name for name in names(folder) if name.startswith("checkpoint-")]
+    def kept() -> list[str]:
+        return [name for name in names(folder) if name.startswith("checkpoint-")]
+
+    def superseded() -> None:
+        if not saved and any(folder.glob("checkpoint-*")):
+            begun(folder, 3, "")
+            saved.append(kept())
 
     with pytest.raises(SystemExit) as end:
-        train()
+        trained(loop, batches, model, optimizer, 1000, after=superseded)
     assert end.value.code == 4
-    assert steps > 1, "it ends once the checkpoint in flight was refused"
     at_exit[0]()
-    assert [name for name in names(folder) if name.startswith("checkpoint-")] == saved
-    events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert not any(isinstance(event, TrainerFinished) for event in events)
+    assert saved == [kept()]
+    assert recorded(tmp_path, "TrainerFinished") == []
     assert isinstance(CheckpointStore(folder).load_latest(), Checkpoint)
     another_process()
     with pytest.raises(SystemExit) as end:
-        join(model, optimizer, DataLoader(data, batch_size=4))
+        join(model, optimizer, DataLoader(DATA, batch_size=4))
     assert end.value.code == 4

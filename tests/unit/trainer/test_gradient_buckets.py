@@ -37,7 +37,7 @@ def stepped(
 
 
 @given(st.lists(st.integers(0, 300)), st.integers(0, 200), st.integers(0, 500))
-def test_buckets_hold_every_place_once_from_the_last_to_the_first(sizes: list[int], first: int, others: int) -> None:
+def test_buckets_hold_every_place_once_from_the_last_to_the_first(sizes, first, others):
     found = cut(sizes, first, others)
     assert list(chain.from_iterable(found)) == list(reversed(range(len(sizes))))
     for number, bucket in enumerate(found):
@@ -65,12 +65,11 @@ class Awkward(nn.Module):
         if self.reentrant:  # two backward passes within the backward pass, each with a part of the same gradient
             hidden = checkpoint(self.twice, checkpoint(self.twice, hidden, use_reentrant=True), use_reentrant=True)
         hidden = self.norm(self.tied(self.twice(hidden)) + self.frozen(hidden))
-        outputs: Tensor = self.last(hidden * self.scale)
-        return outputs
+        return self.last(hidden * self.scale)
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch):
     """Let the model have several buckets."""
     monkeypatch.setattr(buckets, "FIRST_BYTES", 40)
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 300)
@@ -96,7 +95,6 @@ def steps_of(
             if hook is not None:
                 hook(group, module, step)
             joints.append(stepped(network, group, inputs[mine], labels[mine], ROWS, **options))
-        assert group.buckets is not None
         return joints, module.state_dict(), len(group.buckets.flat)
 
     return act
@@ -104,7 +102,7 @@ def steps_of(
 
 @pytest.mark.parametrize("options", [{}, {"passes": 2}, {"measured": True}, {"sync_batch_norm": True}], ids=str)
 @pytest.mark.parametrize("world", [2, 3])
-def test_buckets_change_no_gradient(world: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buckets_change_no_gradient(world, options, monkeypatch):
     """Two members get the bits that one piece gives; of three, the order of a sum depends on its place in a piece."""
     torch.manual_seed(1)
     start = Awkward()
@@ -129,7 +127,7 @@ def test_buckets_change_no_gradient(world: int, options: dict[str, Any], monkeyp
 
 
 @pytest.mark.usefixtures("small")
-def test_gradients_that_come_in_parts_are_whole() -> None:
+def test_gradients_that_come_in_parts_are_whole():
     torch.manual_seed(1)
     plain, parts = Awkward(), Awkward(reentrant=True)
     parts.load_state_dict(plain.state_dict())
@@ -154,27 +152,18 @@ def test_gradients_that_come_in_parts_are_whole() -> None:
 class Spectral(nn.Module):
     """Weighs frequencies by complex numbers, which begin at an odd place of their bucket."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: torch.dtype = torch.complex64) -> None:
         super().__init__()
-        self.filter = nn.Parameter(torch.randn(4, dtype=torch.complex64))
-        self.last = nn.Linear(6, 3)
+        self.filter = nn.Parameter(torch.randn(4, dtype=kind))
+        self.last = nn.Linear(6, 3, dtype=kind.to_real())
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.last(torch.fft.irfft(torch.fft.rfft(inputs) * self.filter, n=6))
-        return outputs
+        inputs = inputs.to(self.last.weight.dtype)
+        return self.last(torch.fft.irfft(torch.fft.rfft(inputs) * self.filter, n=6))
 
 
-class Fine(nn.Module):
-    """Has 64 bits, which a bucket of 32 would round."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.filter = nn.Parameter(torch.randn(4, dtype=torch.complex128))
-        self.last = nn.Linear(6, 3, dtype=torch.float64)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.last(torch.fft.irfft(torch.fft.rfft(inputs.double()) * self.filter, n=6))
-        return outputs
+FINE = partial(Spectral, torch.complex128)
+"""Has 64 bits, which a bucket of 32 would round."""
 
 
 class Words(nn.Module):
@@ -185,16 +174,13 @@ class Words(nn.Module):
         self.words, self.last = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.last(self.words(inputs.abs().mul(4).long().clamp_max(8)).mean(1))
-        return outputs
+        return self.last(self.words(inputs.abs().mul(4).long().clamp_max(8)).mean(1))
 
 
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("cut_up", [False, True])
-@pytest.mark.parametrize("kind", [Spectral, Fine, Words])
-def test_members_sum_gradients_of_any_type(
-    kind: type[nn.Module], cut_up: bool, passes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", [Spectral, FINE, Words], ids=["complex", "64 bits", "sparse"])
+def test_members_sum_gradients_of_any_type(kind, cut_up, passes, monkeypatch):
     if cut_up:
         monkeypatch.setattr(buckets, "FIRST_BYTES", 4)
         monkeypatch.setattr(buckets, "BUCKET_BYTES", 4)
@@ -222,13 +208,13 @@ def test_members_sum_gradients_of_any_type(
 
     first, second = together(2, act)
     for name, tensor in alone.state_dict().items():
-        exact = {"rtol": 1e-12, "atol": 1e-12} if kind is Fine else {"rtol": 1e-4, "atol": 1e-6}
+        exact = {"rtol": 1e-12, "atol": 1e-12} if kind is FINE else {"rtol": 1e-4, "atol": 1e-6}
         torch.testing.assert_close(first[name], tensor, **exact)
         assert torch.equal(first[name], second[name])
 
 
 @pytest.mark.usefixtures("small")
-def test_no_member_takes_a_step_in_which_one_is_out_of_memory_in_its_backward_pass() -> None:
+def test_no_member_takes_a_step_in_which_one_is_out_of_memory_in_its_backward_pass():
     torch.manual_seed(1)
     start = Awkward()
 
@@ -252,7 +238,7 @@ def test_no_member_takes_a_step_in_which_one_is_out_of_memory_in_its_backward_pa
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("world", [2, 3])
-def test_a_member_that_is_gone_in_its_backward_pass_holds_nobody_up(world: int) -> None:
+def test_a_member_that_is_gone_in_its_backward_pass_holds_nobody_up(world):
     """The others leave the step, their weights as they were, and take it again without it."""
 
     class GoneError(Exception):
@@ -304,7 +290,7 @@ class Work:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def clock(monkeypatch):
     """A clock that only sleeping advances."""
     found = SimpleNamespace(now=0.0)
 
@@ -315,7 +301,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return found
 
 
-def test_a_sum_is_waited_for_and_what_follows_sees_it(clock: Any) -> None:
+def test_a_sum_is_waited_for_and_what_follows_sees_it(clock):
     finished: list[bool] = []
     work = Work(50)
     group._DeviceSum(work, 20.0, lambda: finished.append(True)).wait()
@@ -324,7 +310,7 @@ def test_a_sum_is_waited_for_and_what_follows_sees_it(clock: Any) -> None:
     assert 0 < clock.now < 0.05  # it looks again within a millisecond
 
 
-def test_a_sum_that_a_dead_member_holds_up_is_given_up(clock: Any) -> None:
+def test_a_sum_that_a_dead_member_holds_up_is_given_up(clock):
     finished: list[bool] = []
     work = Work(10**9)
     with pytest.raises(GroupBrokenError, match="not done after 20 s: a member is gone"):
@@ -334,7 +320,7 @@ def test_a_sum_that_a_dead_member_holds_up_is_given_up(clock: Any) -> None:
     assert not finished
 
 
-def test_an_error_of_the_network_breaks_the_group(clock: Any) -> None:
+def test_an_error_of_the_network_breaks_the_group(clock):
     finished: list[bool] = []
     with pytest.raises(GroupBrokenError, match="remote process exited"):
         group._DeviceSum(
@@ -356,9 +342,7 @@ class Sums:
         Sums.closed += 1
 
 
-def test_where_nccl_refuses_a_member_gloo_sums_for_all(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_nccl_refuses_a_member_gloo_sums_for_all(monkeypatch, caplog):
     monkeypatch.setattr(group, "DeviceSums", Sums)
 
     def summed(member: Group) -> float:

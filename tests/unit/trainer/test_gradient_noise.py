@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from espalier_trainer.builtin_loop.steps import accumulate, optimize
-from espalier_trainer.data import Data
 from espalier_trainer.measuring import gradients
 from espalier_trainer.measuring.gradients import Noise, Norms, Passes, Successive, estimates
 from espalier_trainer.run.meter import RunMeter
@@ -38,7 +37,6 @@ class Gaussian(nn.Module):
         draws = self.mean + self.spread * torch.randn(examples, SIZE, generator=self.chance)
         self.weight.grad = None
         (draws @ self.weight).mean().backward()
-        assert self.weight.grad is not None
         return self.weight.grad
 
 
@@ -49,7 +47,7 @@ def of_members(problem: Gaussian, members: int, rows: int) -> Norms:
 
 
 @pytest.mark.parametrize("members", [2, 4])
-def test_members_estimate_both_figures_without_bias(members: int) -> None:
+def test_members_estimate_both_figures_without_bias(members):
     """Over 16 seeds with 30 estimates each, the mean is within four standard errors of the truth."""
     problem = Gaussian(0)
     means = []
@@ -64,9 +62,7 @@ def test_members_estimate_both_figures_without_bias(members: int) -> None:
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_clipped_gradients_have_the_noise_that_they_had_before(
-    monkeypatch: pytest.MonkeyPatch, digits: Data, passes: int
-) -> None:
+def test_clipped_gradients_have_the_noise_that_they_had_before(monkeypatch, digits, passes):
     """`maxGradientNorm` scales those that the optimizer takes, in place."""
     monkeypatch.setattr("espalier_trainer.measuring.speeds.NoiseSampling.due", lambda sampling, after=0: True)
     found = []
@@ -83,7 +79,6 @@ def test_clipped_gradients_have_the_noise_that_they_had_before(
             else:
                 meter.look(accumulate(network, *batch, method, lambda rows: None, passes), network)
         gradient = meter.measured().gradient
-        assert gradient is not None
         assert gradient.samples == 2
         assert gradient.squared_norm > 1e-3
         found.append((gradient.squared_norm, gradient.variance))
@@ -92,36 +87,33 @@ def test_clipped_gradients_have_the_noise_that_they_had_before(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_worker_alone_estimates_them_from_successive_gradients(seed: int) -> None:
+def test_a_worker_alone_estimates_them_from_successive_gradients(seed):
     problem, noise, successive = Gaussian(seed), Noise(), Successive()
     for _ in range(400):
         problem.gradient(64)
         if (norms := successive.look(problem, 64)) is not None:
             noise.add(norms)
     found = noise.measured()
-    assert found is not None
     assert found.samples == 200
     assert found.variance == pytest.approx(problem.variance, rel=0.05)
     assert found.squared_norm == pytest.approx(problem.squared_norm, rel=0.35)
     assert found.noise_scale == pytest.approx(problem.variance / problem.squared_norm, rel=0.5)
 
 
-def test_of_a_large_gradient_a_part_gives_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_gradient_a_part_gives_the_same_figures(monkeypatch):
     monkeypatch.setattr(gradients, "MAX_COORDINATES", 50)
     problem, noise, successive = Gaussian(3), Noise(), Successive()
     for _ in range(1600):
         problem.gradient(64)
         if successive.waits:
-            assert successive._kept is not None
             assert len(successive._kept) <= 50
         if (norms := successive.look(problem, 64)) is not None:
             noise.add(norms)
     found = noise.measured()
-    assert found is not None
     assert found.variance == pytest.approx(problem.variance, rel=0.1)
 
 
-def test_gradients_that_are_sparse_or_complex_count_whole() -> None:
+def test_gradients_that_are_sparse_or_complex_count_whole():
     module, successive = nn.ParameterList([torch.zeros(3, 2), torch.zeros(2, dtype=torch.complex64)]), Successive()
     sparse = torch.sparse_coo_tensor(
         [[2, 2]], [[1.0, 0.0], [2.0, 4.0]], (3, 2), check_invariants=True
@@ -129,11 +121,10 @@ def test_gradients_that_are_sparse_or_complex_count_whole() -> None:
     for _ in range(2):
         module[0].grad, module[1].grad = sparse.clone(), torch.tensor([3 + 4j, 0])
         norms = successive.look(module, 8)
-    assert norms is not None
     assert (norms.small, norms.large) == (50, 50)
 
 
-def test_batches_of_different_sizes_are_not_compared() -> None:
+def test_batches_of_different_sizes_are_not_compared():
     problem, successive = Gaussian(0), Successive()
     problem.gradient(64)
     assert successive.look(problem, 64) is None
@@ -142,20 +133,18 @@ def test_batches_of_different_sizes_are_not_compared() -> None:
     assert not successive.waits
 
 
-def test_the_average_goes_on_from_what_was_kept() -> None:
+def test_the_average_goes_on_from_what_was_kept():
     problem, noise = Gaussian(1), Noise()
     for _ in range(100):
         noise.add(of_members(problem, 2, 16))
     kept = noise.measured()
     again = Noise(kept).measured()
-    assert kept is not None
-    assert again is not None
     assert (again.samples, again.variance) == (kept.samples, pytest.approx(kept.variance))
     assert again.squared_norm == pytest.approx(kept.squared_norm)
 
 
 @given(st.lists(st.tuples(*[st.floats(allow_nan=True, allow_infinity=True, width=32)] * 4), max_size=30))
-def test_whatever_the_norms_the_figures_can_be_reported(drawn: list[tuple[float, float, float, float]]) -> None:
+def test_whatever_the_norms_the_figures_can_be_reported(drawn):
     noise = Noise()
     for norms in drawn:
         noise.add(Norms(*norms))
@@ -165,7 +154,7 @@ def test_whatever_the_norms_the_figures_can_be_reported(drawn: list[tuple[float,
         assert found.noise_scale is None or math.isfinite(found.noise_scale)
 
 
-def test_the_passes_of_a_step_tell_the_noise_without_bias_however_fast_the_weights_move() -> None:
+def test_the_passes_of_a_step_tell_the_noise_without_bias_however_fast_the_weights_move():
     """Two halves of a batch at the same weights; successive steps at a high rate take their movement for noise."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1, bias=False)
@@ -180,10 +169,8 @@ def test_the_passes_of_a_step_tell_the_noise_without_bias_however_fast_the_weigh
             (0.5 * model(part).mean()).backward()
             passes.look(0.5)
         norms = passes.norms(32, 2)
-        assert norms is not None
         found.add(norms)
     noise = found.measured()
-    assert noise is not None
     # The gradient of an example is the example itself: mean 3 in each of four places, variance 1 each.
     assert noise.squared_norm == pytest.approx(36, rel=0.1)
     assert noise.variance == pytest.approx(4, rel=0.5)

@@ -10,8 +10,8 @@ import pytest
 
 from espalier_core.types.report import Adaptation
 from espalier_core.validation.reading import load_jobs
-from own_scripts import epochs, goes_on_together, members
-from trainer_processes import SHORT_TRIALS, Workplace, decided, ended, of, until
+from own_scripts import epochs, goes_on_together
+from trainer_processes import SHORT_TRIALS, Workplace, decided, ended, members, of, until
 
 pytestmark = pytest.mark.slow
 PACE = 0.01
@@ -224,5 +224,5 @@ def goes_on_from_the_copy_that_won(scripted: Callable[..., Workplace], library: 
 @pytest.mark.sweep("loops of other libraries")
 @pytest.mark.parametrize("library", SCRIPTS)
 @pytest.mark.parametrize("run", [joins_and_grows, grows_as_a_copy_has_confirmed, goes_on_from_the_copy_that_won])
-def test_workers_of_a_job(scripted: Callable[..., Workplace], run: Callable[..., None], library: str) -> None:
+def test_workers_of_a_job(scripted, run, library):
     run(scripted, library)

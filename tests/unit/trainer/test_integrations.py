@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_trainer.own import OwnLoopError
 from own_scripts import another_process
 
@@ -22,12 +20,16 @@ pytestmark = pytest.mark.slow
 BATCHES = DataLoader(TensorDataset(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)), batch_size=2)
 
 
+QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+"""Arguments of a `Trainer` of Lightning that saves and prints nothing."""
+
+
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter([])
 
 
-def test_what_would_go_wrong_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_what_would_go_wrong_is_refused_with_the_remedy(tmp_path):
     import lightning
     import transformers
     from accelerate import Accelerator
@@ -56,8 +58,8 @@ def test_what_would_go_wrong_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(OwnLoopError, match="changes the model's forward, which would be lost when the model grows"):
         join(accelerator, model, accelerator.prepare(optimizer), BATCHES, grow=True)
     _, batches = join(accelerator, *accelerator.prepare(model, optimizer), BATCHES)
-    assert len(list(batches)) == len(batches) == 2  # type: ignore[arg-type]
-    assert len(batches.dataset) == 4  # type: ignore[attr-defined]
+    assert len(list(batches)) == len(batches) == 2
+    assert len(batches.dataset) == 4
     arguments = transformers.TrainingArguments(str(tmp_path), gradient_accumulation_steps=2, report_to="none")
     with pytest.raises(OwnLoopError, match="gradient_accumulation_steps must be 1"):
         ElasticTrainer(model, arguments)
@@ -87,7 +89,7 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 
 
 class Model(nn.Linear):
-    def forward(self, features: torch.Tensor, labels: torch.Tensor) -> Any:  # type: ignore[override]
+    def forward(self, features: torch.Tensor, labels: torch.Tensor) -> Any:
         return (nn.functional.cross_entropy(super().forward(features), labels),)
 
 
@@ -101,7 +103,7 @@ def quiet_arguments(folder: Path, **options: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the libraries
-def test_a_trainer_of_hugging_face_makes_batches_as_it_was_told(tmp_path: Path) -> None:
+def test_a_trainer_of_hugging_face_makes_batches_as_it_was_told(tmp_path):
     from espalier_trainer.integrations.transformers import ElasticTrainer
 
     class Own(ElasticTrainer):
@@ -133,7 +135,7 @@ def test_a_trainer_of_hugging_face_makes_batches_as_it_was_told(tmp_path: Path) 
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the libraries
-def test_schedulers_count_steps_of_the_optimizer_and_epochs_are_passes_over_the_data(tmp_path: Path) -> None:
+def test_schedulers_count_steps_of_the_optimizer_and_epochs_are_passes_over_the_data(tmp_path):
     """Five batches are two steps of two batches, and one."""
     import lightning
     import transformers
@@ -162,16 +164,9 @@ def test_schedulers_count_steps_of_the_optimizer_and_epochs_are_passes_over_the_
 
     model, optimizer, scheduler, _ = parts()
     arguments = quiet_arguments(tmp_path, per_device_train_batch_size=2, eval_strategy="epoch")
-    own = ElasticTrainer(
-        model,
-        arguments,
-        train_dataset=Rows(),
-        eval_dataset=Rows(),
-        optimizers=(optimizer, scheduler),
-        callbacks=[Told()],
-        accumulate=2,
-        epochs=2,
-    )
+    data = {"train_dataset": Rows(), "eval_dataset": Rows()}
+    how = {"optimizers": (optimizer, scheduler), "callbacks": [Told()], "accumulate": 2, "epochs": 2}
+    own = ElasticTrainer(model, arguments, **data, **how)
     own.train()
     assert scheduler.last_epoch == 6
     assert evaluated == [(5, 1.0), (10, 2.0)]  # the steps are batches
@@ -187,8 +182,7 @@ def test_schedulers_count_steps_of_the_optimizer_and_epochs_are_passes_over_the_
         "lr_scheduler": {"scheduler": configured[2], "interval": "step"},
     }
     elastic = ElasticWorker(DataLoader(Rows(), batch_size=2), accumulate=2, epochs=2)
-    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    trainer = lightning.Trainer(max_epochs=1, callbacks=[elastic], accelerator="cpu", **dict.fromkeys(quiet, False))
+    trainer = lightning.Trainer(max_epochs=1, callbacks=[elastic], accelerator="cpu", **QUIET)
     trainer.fit(module, elastic.batches)
     assert (configured[2].last_epoch, trainer.global_step, len(configured[3])) == (6, 6, 6)
     counted = lightning_module._LightningProgress(trainer.fit_loop.epoch_loop)
@@ -201,16 +195,14 @@ def test_schedulers_count_steps_of_the_optimizer_and_epochs_are_passes_over_the_
     for _ in range(2):
         for numbers in ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9)):
             optimizer.zero_grad()
-            rows = [Rows()[number] for number in numbers]
-            model(torch.stack([each["features"] for each in rows]), torch.stack([each["labels"] for each in rows]))[
-                0
-            ].backward()
+            batch = torch.utils.data.default_collate([Rows()[number] for number in numbers])
+            model(**batch)[0].backward()
             optimizer.step()
             scheduler.step()
     torch.testing.assert_close(configured[0].state_dict(), model.state_dict())
 
 
-def test_averages_of_lightning_and_its_other_ways_to_resume_are_refused() -> None:
+def test_averages_of_lightning_and_its_other_ways_to_resume_are_refused():
     from lightning.pytorch.callbacks import EMAWeightAveraging
 
     from espalier_trainer.integrations.lightning import ElasticWorker
@@ -243,7 +235,7 @@ def test_averages_of_lightning_and_its_other_ways_to_resume_are_refused() -> Non
         elastic.on_fit_start(trainer, module)
 
 
-def test_schedulers_of_lightning_by_epochs_follow_passes_over_the_data() -> None:
+def test_schedulers_of_lightning_by_epochs_follow_passes_over_the_data():
     from espalier_trainer.integrations.lightning import ElasticWorker
 
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
@@ -262,9 +254,7 @@ def test_schedulers_of_lightning_by_epochs_follow_passes_over_the_data() -> None
     assert (by_epoch.last_epoch, by_two.last_epoch, by_step.last_epoch) == (4, 2, 0)
 
 
-def test_a_worker_that_does_not_lead_saves_nothing_and_ends_no_training(
-    leader: AdaptiveTrainingJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_worker_that_does_not_lead_saves_nothing_and_ends_no_training(leader, monkeypatch, tmp_path):
     import transformers
     from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
     from lightning.pytorch.loggers import CSVLogger
@@ -300,9 +290,7 @@ def test_a_worker_that_does_not_lead_saves_nothing_and_ends_no_training(
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's own
-def test_a_lightning_module_with_several_parts_grows_itself(
-    advised: Callable[..., Any], advice_body: Callable[..., bytes]
-) -> None:
+def test_a_lightning_module_with_several_parts_grows_itself(advised, advice_body):
     import lightning
 
     from espalier_trainer.integrations.lightning import ElasticWorker
@@ -326,15 +314,8 @@ def test_a_lightning_module_with_several_parts_grows_itself(
     agent = advised(lambda body: (200, advice_body("encoder")))
     module, elastic = Parts(), ElasticWorker(BATCHES, grow=True, epochs=3)
     names = set(module.state_dict())
-    lightning.Trainer(
-        max_epochs=1,
-        callbacks=[elastic],
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(module, elastic.batches)
+    trainer = lightning.Trainer(max_epochs=1, callbacks=[elastic], accelerator="cpu", **QUIET)
+    trainer.fit(module, elastic.batches)
     assert agent.requests
     assert {name for name in module.state_dict() if ".grown." in name}
     assert names < set(module.state_dict()), "the names of old checkpoints stay"

@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,23 +16,21 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from espalier_core.types.events import EpochFinished, TrainerFinished
-from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.task import Score
 from espalier_trainer.errors import TrainerError
 from espalier_trainer.own import join
 from espalier_trainer.process.settings import SettingsError
 from espalier_trainer.signals.metrics import LoggedReporter, opened
 from espalier_trainer.signals.report import MemoryReporter, Reporter
+from own_loops import DATA
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of protobuf, about itself
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
-
-DATA = DataLoader(TensorDataset(torch.arange(24.0).view(12, 2), torch.zeros(12, dtype=torch.int64)), batch_size=4)
 
 
 class Steps:
@@ -54,7 +52,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(each.step, each.value) for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-def test_a_ready_job_is_written_to_both(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_ready_job_is_written_to_both(run, tmp_path):
     steps = Steps()
     wrapped: list[LoggedReporter] = []
 
@@ -79,7 +77,7 @@ def test_a_ready_job_is_written_to_both(run: Callable[..., Any], tmp_path: Path)
 
 
 @pytest.mark.parametrize("measure", ["r2", "bits_per_character"])
-def test_scores_of_jobs_without_an_accuracy_are_written(measure: str, tmp_path: Path) -> None:
+def test_scores_of_jobs_without_an_accuracy_are_written(measure, tmp_path):
     steps, logged = Steps(), LoggedReporter(MemoryReporter())
     logged.add(opened("tensorboard", tmp_path, "t"), close=True)
     logged.add(steps)
@@ -99,7 +97,7 @@ def test_scores_of_jobs_without_an_accuracy_are_written(measure: str, tmp_path: 
     assert steps.logged[-1] == (6, {f"test_{measure}": 0.5})
 
 
-def test_a_script_writes_by_one_line(leader: AdaptiveTrainingJob, tmp_path: Path) -> None:
+def test_a_script_writes_by_one_line(leader, tmp_path):
     steps, writer = Steps(), SummaryWriter(str(tmp_path / "tb"))
     train(epochs=2, targets=(steps, writer))
     writer.close()
@@ -107,7 +105,7 @@ def test_a_script_writes_by_one_line(leader: AdaptiveTrainingJob, tmp_path: Path
     assert dict(scalars(tmp_path / "tb")["mine"])[3] == 0.0
 
 
-def test_a_script_without_a_job_writes_what_it_reports() -> None:
+def test_a_script_without_a_job_writes_what_it_reports():
     steps = Steps()
     train(epochs=2, targets=(steps,))
     assert steps.logged == [(3, {"mine": 0.0}), (6, {"mine": 1.0})]
@@ -116,7 +114,7 @@ def test_a_script_without_a_job_writes_what_it_reports() -> None:
 def train(epochs: int, targets: tuple[Any, ...]) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loop, batches = join(model, optimizer, DATA)
+    loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4))
     with pytest.raises(TrainerError, match="int has neither add_scalar .* nor log"):
         loop.log_to(3)
     for target in targets:
@@ -124,24 +122,24 @@ def train(epochs: int, targets: tuple[Any, ...]) -> None:
     for epoch in loop.epochs(epochs):
         for inputs, labels in batches:
             optimizer.zero_grad()
-            loop.backward(nn.functional.cross_entropy(model(inputs / 24), labels))
+            loop.backward(nn.functional.cross_entropy(model(inputs), labels))
             optimizer.step()
         loop.report(mine=float(epoch))
 
 
 @pytest.mark.slow
-def test_weights_and_biases_is_opened_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_and_biases_is_opened_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        logged = LoggedReporter(None)  # type: ignore[arg-type]
+        logged = LoggedReporter(None)
         logged.add(opened("wandb", tmp_path, "t"), close=True)
         logged._write({"loss": 1.0}, 1)
         logged.close()
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
 
 
-def test_a_target_that_fails_does_not_end_training(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_target_that_fails_does_not_end_training(caplog):
     class Broken(Steps):
         def log(self, figures: Mapping[str, float], step: int) -> None:
             raise RuntimeError("the server is away")
@@ -162,7 +160,7 @@ def test_a_target_that_fails_does_not_end_training(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.slow
-def test_mlflow_without_its_server_is_an_error_of_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_without_its_server_is_an_error_of_the_setting(tmp_path, monkeypatch):
     code = """
 import sys
 from pathlib import Path
@@ -176,7 +174,7 @@ opened("mlflow", Path(sys.argv[1]), "digits")
 
 
 @pytest.mark.slow
-def test_mlflow_is_opened_in_a_file(tmp_path: Path) -> None:
+def test_mlflow_is_opened_in_a_file(tmp_path):
     """In a process of its own: its store starts threads, and its libraries warn of themselves."""
     code = """
 import sys
@@ -198,6 +196,6 @@ logged.close()
     assert not (tmp_path / "mlruns").exists()
 
 
-def test_what_is_not_known_is_named(tmp_path: Path) -> None:
+def test_what_is_not_known_is_named(tmp_path):
     with pytest.raises(SettingsError, match="ESPALIER_LOG_TO is 'aim'; it must be tensorboard, wandb or mlflow"):
         opened("aim", tmp_path, "t")

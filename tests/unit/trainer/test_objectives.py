@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -119,14 +118,8 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
     ids=["new layers", "new and changed blocks"],
 )
 def test_what_growth_adds_or_changes_is_averaged_from_the_value_that_growth_gave_it(
-    build: Callable[[], nn.Module],
-    inputs: Tensor,
-    labels: Tensor,
-    task: Task,
-    action: Action,
-    insertion: Insertion,
-    optimizer: str,
-) -> None:
+    build, inputs, labels, task, action, insertion, optimizer
+):
     spec = OptimizerSpec.model_validate({"name": optimizer})
     network, _ = new_network(build(), spec, inputs[:2], insertion, (action.kind,))
     method = Method(objective_of(task), decay=DECAY)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,9 +27,7 @@ from espalier_lab.virtual_time import VirtualScheduler
 from espalier_trainer.builtin_loop.steps import optimize
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import ExecutionState
-from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.models.zoo import build_model
-from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.run.attempts import CHANNELS_LAST, REWRITE, AttemptOutcome, cost_of, is_tried
 from espalier_trainer.run.optimising import Probation
 from espalier_trainer.run.services import Services
@@ -61,11 +57,8 @@ def net():
 
 
 @pytest.fixture(autouse=True)
-def _twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "twice_net.py").write_text(TWICE)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield
-    sys.modules.pop("twice_net", None)
+def _twice(users_module):
+    users_module("twice_net", TWICE)
 
 
 def spec_of(*, optimise: str = "Rewrites", share: float = 0.5, **training: Any) -> dict[str, Any]:
@@ -76,54 +69,53 @@ def spec_of(*, optimise: str = "Rewrites", share: float = 0.5, **training: Any) 
     }
 
 
-def trained(job: AdaptiveTrainingJob, digits: Any, store: Path | None = None, *, stops: bool = False) -> Any:
-    """Return the result, the network and the events of a run of 90 steps; `stops`: only up to the first attempt.
+@pytest.fixture
+def trained(run):
+    """Return what runs a job for 90 steps; if it `stops`, only up to the first attempt.
 
     Steps are timed in CPU time: they are compared, and the machine may be busy.
     """
-    seed_everything(0)
-    model = build_model(job.spec.training.model, digits.classes, digits.example_input(), digits.task)
-    reporter = MemoryReporter()
-    scheduler = VirtualScheduler(job.spec.time_budget_seconds, lambda _: 0.1)
-    checkpoints = None if store is None else CheckpointStore(store)
 
-    def stop() -> bool:
-        return stops and any(isinstance(event, AdaptationFinished) for event in reporter.events)
+    def runner(job: AdaptiveTrainingJob, store: Path | None = None, *, stops: bool = False) -> Any:
+        told: list[MemoryReporter] = []
 
-    connected = Services(scheduler, reporter, checkpoints=checkpoints, stop=stop, clock=time.process_time)
-    trainer = Trainer(job, model, digits, connected)
-    return SimpleNamespace(result=trainer.run(), network=trainer.network, events=reporter.events)
+        def stop() -> bool:
+            return stops and any(isinstance(event, AdaptationFinished) for event in told[0].events)
+
+        scheduler = VirtualScheduler(job.spec.time_budget_seconds, lambda _: 0.1)
+        options = {"stop": stop, "clock": time.process_time, "wrap": lambda reporter: told.append(reporter) or reporter}
+        return run(job, scheduler=scheduler, store=store, **options)
+
+    return runner
 
 
 def weights(network: Network) -> list[Tensor]:
     return [parameter.detach() for parameter in network.module.parameters()]
 
 
-def test_a_rewritten_run_trains_as_the_model_does_and_resumes_without_a_search(
-    make_job: Callable[..., AdaptiveTrainingJob], digits: Any, tmp_path: Path
-) -> None:
-    plain = trained(make_job(**spec_of(optimise="Off")), digits)
+def test_a_rewritten_run_trains_as_the_model_does_and_resumes_without_a_search(make_job, trained, tmp_path):
+    plain = trained(make_job(**spec_of(optimise="Off")))
     store = tmp_path / "store"
-    first = trained(make_job(**spec_of()), digits, store, stops=True)
+    first = trained(make_job(**spec_of()), store, stops=True)
     (found,) = first.result.adaptations
     assert (found.result, found.source) == (AdaptationResult.REWRITTEN, AdaptationSource.MEASUREMENT), found.message
-    assert found.action == f"Rewrite({len(first.network.execution.plan['rules'])})"
+    assert found.action == f"Rewrite({len(first.trainer.network.execution.plan['rules'])})"
     assert found.step_seconds_after < found.step_seconds_before
     assert found.largest_error <= 1e-9
     assert found.evaluations > 0
     metrics = MeteredReporter(MemoryReporter(), lambda: 9.0)
-    for event in first.events:
+    for event in first.reporter.events:
         metrics.record(event)
     gain = (
         f'espalier_trainer_step_gain_ratio{{action="Rewrite"}} {found.step_seconds_before / found.step_seconds_after}'
     )
     assert gain in metrics.metrics.text().decode()
-    second = trained(make_job(**spec_of()), digits, store)
+    second = trained(make_job(**spec_of()), store)
     kept = second.result.adaptations
     assert [one.decision_id for one in kept] == [found.decision_id]
-    assert second.network.execution.plan == first.network.execution.plan
+    assert second.trainer.network.execution.plan == first.trainer.network.execution.plan
     assert second.result.steps == plain.result.steps
-    for mine, theirs in zip(weights(second.network), weights(plain.network), strict=True):
+    for mine, theirs in zip(weights(second.trainer.network), weights(plain.trainer.network), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-4)
 
 
@@ -132,27 +124,21 @@ def test_a_rewritten_run_trains_as_the_model_does_and_resumes_without_a_search(
     [spec_of(share=1e-6), spec_of(syncBatchNorm=True), spec_of(precision="BFloat16"), spec_of(optimise="Off")],
     ids=["too dear", "refused", "autocast rounds otherwise", "off"],
 )
-def test_nothing_is_tried_that_is_not_wanted_or_costs_too_much(
-    make_job: Callable[..., AdaptiveTrainingJob], digits: Any, spec: dict[str, Any]
-) -> None:
-    done = trained(make_job(**spec), digits)
-    assert done.network.execution is None
+def test_nothing_is_tried_that_is_not_wanted_or_costs_too_much(make_job, trained, spec):
+    done = trained(make_job(**spec))
+    assert done.trainer.network.execution is None
     assert done.result.adaptations == ()
-    warned = [event.message for event in done.events if getattr(event, "reason", "") == "RewritesNotPossible"]
+    warned = [event.message for event in done.reporter.events if getattr(event, "reason", "") == "RewritesNotPossible"]
     assert len(warned) == len({"syncBatchNorm", "precision"} & spec["training"].keys())
 
 
-def test_a_layout_that_is_too_dear_does_not_keep_from_rewrites(
-    make_job: Callable[..., AdaptiveTrainingJob], digits: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layout_that_is_too_dear_does_not_keep_from_rewrites(make_job, trained, monkeypatch):
     monkeypatch.setattr("espalier_trainer.run.optimising._COMPARING_STEPS", 1_000_000)
-    done = trained(make_job(**spec_of(memoryFormat="Auto")), digits, stops=True)
+    done = trained(make_job(**spec_of(memoryFormat="Auto")), stops=True)
     assert [one.action.partition("(")[0] for one in done.result.adaptations] == [REWRITE]
 
 
-def test_another_plan_is_checked_where_the_best_one_fails(
-    make_job: Callable[..., AdaptiveTrainingJob], digits: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_plan_is_checked_where_the_best_one_fails(make_job, trained, monkeypatch):
     def searched(graph: OpGraph, costs: OperatorCosts) -> Searched:
         found = search(graph, costs)
         (cost, plan), *others = found.best
@@ -167,7 +153,7 @@ def test_another_plan_is_checked_where_the_best_one_fails(
 
     monkeypatch.setattr("espalier_lab.rewriting.job.search", searched)
     monkeypatch.setattr(Rewrites, "executed", built)
-    done = trained(make_job(**spec_of()), digits, stops=True)
+    done = trained(make_job(**spec_of()), stops=True)
     (found,) = done.result.adaptations
     assert found.largest_error <= 1e-9, found.message
 
@@ -182,14 +168,11 @@ class Broken(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         if self.error is not None:
             raise self.error
-        outputs: Tensor = self.module(inputs) * torch.inf
-        return outputs
+        return self.module(inputs) * torch.inf
 
 
 @pytest.mark.parametrize("error", [None, torch.OutOfMemoryError("no room")], ids=["infinite loss", "out of memory"])
-def test_an_execution_that_fails_gives_way_to_the_module(
-    make_job: Callable[..., AdaptiveTrainingJob], digits: Any, error: BaseException | None
-) -> None:
+def test_an_execution_that_fails_gives_way_to_the_module(make_job, digits, error):
     job = make_job(**spec_of(share=1e-6))
     torch.manual_seed(0)
     model = build_model(job.spec.training.model, digits.classes, digits.example_input(), digits.task)
@@ -211,7 +194,7 @@ def started(digits: Any, job: AdaptiveTrainingJob) -> Network:
     return new_network(model, job.spec.training.optimizer, digits.example_input(), Insertion.EXACT)[0]
 
 
-def test_growth_keeps_the_layout_and_drops_the_graph(make_job: Callable[..., AdaptiveTrainingJob], digits: Any) -> None:
+def test_growth_keeps_the_layout_and_drops_the_graph(make_job, digits):
     job = make_job(training={"model": {"name": "digits"}})
     network, example = started(digits, job), digits.example_input()
     inputs, labels = digits.train.batch(torch.arange(32), None)
@@ -231,9 +214,7 @@ def test_growth_keeps_the_layout_and_drops_the_graph(make_job: Callable[..., Ada
         assert state["exp_avg"].stride() == parameter.stride()
 
 
-def test_another_device_and_another_model_compute_by_the_module(
-    make_job: Callable[..., AdaptiveTrainingJob], digits: Any
-) -> None:
+def test_another_device_and_another_model_compute_by_the_module(make_job, digits):
     network, example = started(digits, make_job(**spec_of())), digits.example_input()
     for plan in (
         RewritePlan(fingerprint="other", device=device_kind(network.module)),
@@ -243,8 +224,8 @@ def test_another_device_and_another_model_compute_by_the_module(
 
 
 @given(st.floats(0.001, 10), st.floats(0.001, 10))
-def test_a_probation_compares_each_way_with_itself_in_turn(before: float, after: float) -> None:
-    network, other = (Network(nn.Linear(1, 1), None, None) for _ in range(2))  # type: ignore[arg-type]
+def test_a_probation_compares_each_way_with_itself_in_turn(before, after):
+    network, other = (Network(nn.Linear(1, 1), None, None) for _ in range(2))
     probation = Probation(network, other, AttemptOutcome(REWRITE), 0.0)
     order = []
     while not probation.over:
@@ -282,7 +263,7 @@ GROWTHS = st.builds(
 
 
 @given(st.lists(ATTEMPTS | GROWTHS))
-def test_each_model_is_searched_once_and_each_run_tries_one_layout(made: list[Adaptation]) -> None:
+def test_each_model_is_searched_once_and_each_run_tries_one_layout(made):
     kinds = [(one.action.partition("(")[0], one.result) for one in made]
     changes = [n for n, (_, result) in enumerate(kinds) if result in ("Grown", "Shrunk")]
     since = kinds[changes[-1] + 1 :] if changes else kinds
@@ -292,10 +273,8 @@ def test_each_model_is_searched_once_and_each_run_tries_one_layout(made: list[Ad
     assert cost_of(made) == pytest.approx(sum(own))
 
 
-def test_without_a_package_that_rewrites_the_job_says_so_and_trains(
-    make_job: Callable[..., AdaptiveTrainingJob], digits: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_package_that_rewrites_the_job_says_so_and_trains(make_job, trained, monkeypatch):
     monkeypatch.setattr("espalier_trainer.training.execution.REWRITERS", Registry("execution", "espalier.none", {}))
-    done = trained(make_job(**spec_of()), digits, stops=True)
+    done = trained(make_job(**spec_of()), stops=True)
     assert done.result.adaptations == ()
-    assert any("install espalier-lab" in str(event) for event in done.events), done.events
+    assert any("install espalier-lab" in str(event) for event in done.reporter.events), done.reporter.events

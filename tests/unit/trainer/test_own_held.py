@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,9 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion
-from espalier_trainer.elastic.states import StateCopy
 from espalier_trainer.own import join
 from espalier_trainer.user_loop.state import UserState
+from own_loops import held_copy
 from own_scripts import another_process
 
 REAL = torch.randn(24, 2, generator=torch.Generator().manual_seed(0))
@@ -27,8 +26,7 @@ class GAN(nn.Module):
         self.G, self.D = generator, critic
 
     def forward(self, z: Tensor) -> Tensor:
-        judged: Tensor = self.D(self.G(z))
-        return judged
+        return self.D(self.G(z))
 
 
 class Average:
@@ -44,9 +42,7 @@ class Average:
             mean.lerp_(parameter, 0.5)
 
 
-def test_a_script_that_calls_the_parts_of_its_model_trains_them_when_it_has_grown(
-    advised: Callable[..., Any], advice_body: Callable[..., bytes]
-) -> None:
+def test_a_script_that_calls_the_parts_of_its_model_trains_them_when_it_has_grown(advised, advice_body):
     places = ["G.0", "D.0", "G.0", "D.0"]
     asked: list[object] = []
 
@@ -116,15 +112,13 @@ def _net() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
-def test_a_trial_that_is_given_up_leaves_what_the_script_holds(make_checkpoint: Callable[..., Any]) -> None:
+def test_a_trial_that_is_given_up_leaves_what_the_script_holds(make_checkpoint):
     model = _net()
     optimizer = Adam(model.parameters(), 0.01)
     parts, group, parameters = [*model.modules()], optimizer.param_groups[0], [*model.parameters()]
     state = UserState(model, optimizer, [])
     assert state.may_grow(REAL[:2], Insertion.EXACT, ["Deepen"]) == ""
-    held = StateCopy(state)
-    now = {"schedule": state.state(), "optimizer_groups": (), "architecture": state.network.architecture}
-    held.note(make_checkpoint().state.model_copy(update=now))
+    held = held_copy(state, make_checkpoint, architecture=state.network.architecture)
     before = held.capture().copied()
     for _ in range(2):
         state.adopt(state.network.grown(Action.deepen("0"), REAL[:2], Insertion.EXACT, 0))

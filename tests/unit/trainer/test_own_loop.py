@@ -8,7 +8,6 @@ import math
 import signal
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +20,12 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Tenso
 
 from espalier_core.files.documents import read_document
 from espalier_core.types.advice import Action
-from espalier_core.types.events import EVENT
-from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch, Insertion
+from espalier_core.types.job import ElasticBatch, Insertion
 from espalier_core.types.report import Report
 from espalier_trainer.checkpoints.document import BatchState, Checkpoint
 from espalier_trainer.elastic.member import Member, StepRequest
 from espalier_trainer.elastic.membership import Portion, WorkerIdentity, fixed_portion
-from espalier_trainer.elastic.states import Code, Command, StateCopy
+from espalier_trainer.elastic.states import Code, Command
 from espalier_trainer.encoding import decoded
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.own import OwnLoopError, join
@@ -35,9 +33,8 @@ from espalier_trainer.process.settings import TermSignal
 from espalier_trainer.user_loop.feed import Feed
 from espalier_trainer.user_loop.state import UserState
 from espalier_trainer.user_loop.worker import UserWorker
+from own_loops import DATA, change_job, held_copy, loss_of, recorded, trained
 from own_scripts import another_process
-
-DATA = TensorDataset(torch.arange(24.0).view(12, 2), torch.zeros(12, dtype=torch.int64))
 
 
 class Sets:
@@ -64,14 +61,8 @@ def made(lr: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
     st.data(),
 )
 def test_workers_take_each_example_once_however_they_come_and_go(
-    policy: ElasticBatch,
-    world: int,
-    examples: int,
-    batch_size: int,
-    accumulate: int,
-    shuffle: bool,
-    data: st.DataObject,
-) -> None:
+    policy, world, examples, batch_size, accumulate, shuffle, data
+):
     loader = DataLoader(TensorDataset(torch.arange(examples)), batch_size=batch_size, shuffle=shuffle)
     feeds = [Feed(loader, policy, 1, accumulate) for _ in range(5)]
     seen: list[int] = []
@@ -97,7 +88,7 @@ def test_workers_take_each_example_once_however_they_come_and_go(
     assert shuffle or seen == sorted(seen)
 
 
-def test_examples_that_are_loaded_ahead_are_the_same() -> None:
+def test_examples_that_are_loaded_ahead_are_the_same():
     feeds = [
         Feed(DataLoader(DATA, batch_size=4, shuffle=True, num_workers=workers), ElasticBatch.KEEP_GLOBAL, seed=1)
         for workers in (0, 1)
@@ -107,25 +98,22 @@ def test_examples_that_are_loaded_ahead_are_the_same() -> None:
         assert torch.equal(at_once.load()[0], ahead.load()[0])
 
 
-def test_figures_of_the_script_are_in_the_report(leader: AdaptiveTrainingJob, tmp_path: Path) -> None:
+def test_figures_of_the_script_are_in_the_report(leader, tmp_path):
     model, optimizer = made()
     loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4))
     loop.report(learning=1.0, validation_accuracy=0.1, validation_loss=3.0)  # before there was an epoch
     for epoch in loop.epochs(2):
         for inputs, labels in batches:
             optimizer.zero_grad()
-            loop.backward(nn.functional.cross_entropy(model(inputs / 24), labels))
+            loop.backward(nn.functional.cross_entropy(model(inputs), labels))
             optimizer.step()
         loop.report(validation_accuracy=0.5 + epoch / 4, validation_loss=1.0)
     report = read_document(tmp_path / "report.json", Report)
     figures = {metric.name: metric.value for metric in report.metrics}
     assert (figures["learning"], figures["validation_accuracy"]) == (1.0, 0.75)
     assert (report.epoch, report.step, report.phase) == (2, 6, "Evaluating")
-    events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert [(event.epoch, event.validation_accuracy) for event in events if event.type == "EpochFinished"] == [
-        (1, 0.5),
-        (2, 0.75),
-    ]
+    epochs = recorded(tmp_path, "EpochFinished")
+    assert [(event.epoch, event.validation_accuracy) for event in epochs] == [(1, 0.5), (2, 0.75)]
 
 
 def growing() -> tuple[Any, Any, nn.Module, torch.optim.Optimizer]:
@@ -137,14 +125,6 @@ def growing() -> tuple[Any, Any, nn.Module, torch.optim.Optimizer]:
     return loop, batches, model, optimizer
 
 
-def trained(loop: Any, batches: Any, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
-    for _ in loop.epochs(epochs):
-        for inputs, labels in batches:
-            optimizer.zero_grad()
-            loop.backward(nn.functional.cross_entropy(model(inputs / 24), labels))
-            optimizer.step()
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -153,17 +133,12 @@ def trained(loop: Any, batches: Any, model: nn.Module, optimizer: torch.optim.Op
         ({"grow": True, "validate": lambda module: 0.0}, ""),
     ],
 )
-def test_trials_that_a_job_asks_for_and_a_script_cannot_do_are_reported(
-    leader: AdaptiveTrainingJob, tmp_path: Path, given: dict[str, Any], said: str
-) -> None:
-    job = json.loads((tmp_path / "job.json").read_text())
-    job["spec"] |= {"training": {"elasticBatch": "keepGlobal"}, "adaptation": {"trials": "Race"}}
-    (tmp_path / "job.json").write_text(json.dumps(job))
+def test_trials_that_a_job_asks_for_and_a_script_cannot_do_are_reported(leader, tmp_path, given, said):
+    change_job(tmp_path, training={"elasticBatch": "keepGlobal"}, adaptation={"trials": "Race"})
     model, optimizer = made()
     loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4), **given)
     trained(loop, batches, model, optimizer, 1)
-    events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    told = [event.message for event in events if event.type == "Warned" and event.reason == "TrialsNotPossible"]
+    told = [event.message for event in recorded(tmp_path, "Warned") if event.reason == "TrialsNotPossible"]
     assert len(told) == bool(said)
     assert all(said in each and "adaptation.trials: Race" in each for each in told)
 
@@ -178,14 +153,7 @@ def test_trials_that_a_job_asks_for_and_a_script_cannot_do_are_reported(
         ({}, None),
     ],
 )
-def test_the_agent_learns_how_a_job_ended_that_it_advised(
-    advised: Callable[..., Any],
-    advice_body: Callable[..., bytes],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    figures: dict[str, float],
-    told: float | None,
-) -> None:
+def test_the_agent_learns_how_a_job_ended_that_it_advised(advised, advice_body, monkeypatch, tmp_path, figures, told):
     ends: list[Callable[[], None]] = []
     monkeypatch.setattr("atexit.register", ends.append)
     agent = advised(lambda body: (200, advice_body("0") if "architecture" in body else b'{"accepted": 1}'))
@@ -199,23 +167,17 @@ def test_the_agent_learns_how_a_job_ended_that_it_advised(
     assert all(body["decisionIds"] == ["d-1"] * 2 for body in outcomes)
     report = read_document(tmp_path / "report.json", Report)
     assert report.phase == "Completed"
-    events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    refused = [event for event in events if event.type == "Warned" and event.reason == "FigureLeftOut"]
+    refused = [event for event in recorded(tmp_path, "Warned") if event.reason == "FigureLeftOut"]
     assert bool(refused) == ("test_accuracy" in figures and told is None)
     with pytest.raises(OwnLoopError, match="loop.report: test_loss is 'good'; give a number"):
         loop.report(test_loss="good")
 
 
 @pytest.mark.parametrize("goodput", [False, True])
-def test_the_agent_learns_how_many_examples_a_step_takes(
-    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path, goodput: bool
-) -> None:
+def test_the_agent_learns_how_many_examples_a_step_takes(advised, advice_body, tmp_path, goodput):
     """The loader decides on it, not the job; with goodput, it changes."""
-    job = json.loads((tmp_path / "job.json").read_text())
-    job["spec"]["training"] = {"batchSize": 128}
-    if goodput:
-        job["spec"]["training"] |= {"batch": "Goodput", "maxBatchSize": 128}
-    (tmp_path / "job.json").write_text(json.dumps(job))
+    changing = {"batch": "Goodput", "maxBatchSize": 128} if goodput else {}
+    change_job(tmp_path, training={"batchSize": 128, **changing})
     agent = advised(lambda body: (200, advice_body(None)))
     model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -228,15 +190,13 @@ def test_the_agent_learns_how_many_examples_a_step_takes(
     assert {body["batchSize"] for _, body in agent.requests} == {12 if goodput else 4}
 
 
-def test_the_seed_of_the_job_chooses_what_growth_copies(advised: Callable[..., Any]) -> None:
+def test_the_seed_of_the_job_chooses_what_growth_copies(advised):
     advised(lambda body: (503, b""))
     loop, *_ = growing()
     assert loop._run._growth._adapter.seed == 7
 
 
-def test_a_consultation_that_a_stop_breaks_off_is_asked_again(
-    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path
-) -> None:
+def test_a_consultation_that_a_stop_breaks_off_is_asked_again(advised, advice_body, tmp_path):
     joined: list[Any] = []
     answered = threading.Event()
 
@@ -270,7 +230,7 @@ def twice(loop: Any, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> No
 
 
 def never(loop: Any, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
 
 
@@ -301,9 +261,7 @@ def unfrozen(loop: Any, loss: torch.Tensor, optimizer: torch.optim.Optimizer) ->
         (scheduled, "make it before join(model, optimizer, loader, scheduler)"),
     ],
 )
-def test_a_loop_that_would_go_wrong_is_refused_with_the_remedy(
-    leader: AdaptiveTrainingJob, body: Callable[..., None], said: str
-) -> None:
+def test_a_loop_that_would_go_wrong_is_refused_with_the_remedy(leader, body, said):
     model, optimizer = made()
     loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4, shuffle=True))
     with pytest.raises(OwnLoopError) as raised:  # noqa: PT012
@@ -314,9 +272,7 @@ def test_a_loop_that_would_go_wrong_is_refused_with_the_remedy(
     assert said in str(raised.value)
 
 
-def test_what_a_script_asks_its_loader_for_the_batches_answer_too(
-    leader: AdaptiveTrainingJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_script_asks_its_loader_for_the_batches_answer_too(leader, monkeypatch):
     for role in ("base", "extra"):
         monkeypatch.setenv("ESPALIER_WORKER_ROLE", role)
         another_process()
@@ -326,7 +282,7 @@ def test_what_a_script_asks_its_loader_for_the_batches_answer_too(
         assert (len(batches), batches.dataset) == (3, DATA)
 
 
-def test_a_second_model_of_one_process_is_refused(leader: AdaptiveTrainingJob, tmp_path: Path) -> None:
+def test_a_second_model_of_one_process_is_refused(leader, tmp_path):
     with pytest.raises(OwnLoopError, match="the DataLoader has no batch_size"):
         join(*made(), DataLoader(DATA, batch_size=None))
     model, optimizer = made()
@@ -337,7 +293,7 @@ def test_a_second_model_of_one_process_is_refused(leader: AdaptiveTrainingJob, t
     assert (tmp_path / "report.json").read_bytes() == report
 
 
-def test_batches_and_backward_outside_of_the_loop_are_refused(leader: AdaptiveTrainingJob) -> None:
+def test_batches_and_backward_outside_of_the_loop_are_refused(leader):
     model, optimizer = made()
     loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4))
     with pytest.raises(OwnLoopError, match="loop over them within"):
@@ -349,7 +305,7 @@ def test_batches_and_backward_outside_of_the_loop_are_refused(leader: AdaptiveTr
         list(loop.epochs(1))
 
 
-def test_a_second_look_at_the_batches_of_an_epoch_is_refused(leader: AdaptiveTrainingJob) -> None:
+def test_a_second_look_at_the_batches_of_an_epoch_is_refused(leader):
     model, optimizer = made()
     loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4))
     with pytest.raises(OwnLoopError, match="a second time in one epoch.*not given to join"):  # noqa: PT012
@@ -374,21 +330,19 @@ def test_a_second_look_at_the_batches_of_an_epoch_is_refused(leader: AdaptiveTra
         (DataLoader(DATA, 4, sampler=SequentialSampler(range(8))), "a sampler SequentialSampler"),
     ],
 )
-def test_a_loader_without_an_order_that_could_be_shared_is_refused(
-    leader: AdaptiveTrainingJob, loader: DataLoader[Any], said: str
-) -> None:
+def test_a_loader_without_an_order_that_could_be_shared_is_refused(leader, loader, said):
     with pytest.raises(OwnLoopError, match=said):
         join(*made(), loader)
 
 
 @pytest.mark.parametrize(("sampler", "shuffled"), [(RandomSampler(DATA), True), (SequentialSampler(range(12)), False)])
-def test_a_sampler_of_the_whole_data_set_is_taken(sampler: Any, shuffled: bool) -> None:
+def test_a_sampler_of_the_whole_data_set_is_taken(sampler, shuffled):
     feed = Feed(DataLoader(DATA, 4, sampler=sampler), ElasticBatch.KEEP_GLOBAL, seed=1)
     (first, *_) = feed.part(0, 0, 0, 1).load()
     assert torch.equal(first, DATA.tensors[0][:4]) is not shuffled
 
 
-def test_what_could_not_be_given_to_others_is_refused_also_alone() -> None:
+def test_what_could_not_be_given_to_others_is_refused_also_alone():
     loader = DataLoader(DATA, batch_size=4)
     model, optimizer = made()
     with pytest.raises(OwnLoopError, match="the state of Sets holds a set; only tensors"):
@@ -407,9 +361,7 @@ def test_what_could_not_be_given_to_others_is_refused_also_alone() -> None:
         loop.backward(model(torch.ones(1, 2)).sum())
 
 
-def test_an_environment_without_a_job_file_ends_the_process_and_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_environment_without_a_job_file_ends_the_process_and_says_what_is_missing(monkeypatch, capsys):
     monkeypatch.setenv("ESPALIER_RENDEZVOUS", "somewhere:29400")
     with pytest.raises(SystemExit) as ended:
         join(*made(), DataLoader(DATA, batch_size=4))
@@ -429,7 +381,7 @@ def test_an_environment_without_a_job_file_ends_the_process_and_says_what_is_mis
         ),
     ],
 )
-def test_a_scheduler_goes_on_where_it_was(make: Callable[[torch.optim.Optimizer], Any]) -> None:
+def test_a_scheduler_goes_on_where_it_was(make):
     model, optimizer = made()
     scheduler = make(optimizer)
     other_optimizer = made()[1]
@@ -448,7 +400,7 @@ def test_a_scheduler_goes_on_where_it_was(make: Callable[[torch.optim.Optimizer]
             schedule.step()
 
 
-def test_a_scheduler_that_has_seen_nothing_yet_is_carried_as_it_is() -> None:
+def test_a_scheduler_that_has_seen_nothing_yet_is_carried_as_it_is():
     """Its best is infinite, for which JSON has no word."""
     _, optimizer = made()
     scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
@@ -458,7 +410,7 @@ def test_a_scheduler_that_has_seen_nothing_yet_is_carried_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("case", ["head alone", "all, some of them frozen", "the trained ones"])
-def test_an_optimizer_of_a_part_is_carried(case: str, make_checkpoint: Callable[..., Checkpoint]) -> None:
+def test_an_optimizer_of_a_part_is_carried(case, make_checkpoint):
     states = []
     for _ in range(2):
         model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -472,8 +424,7 @@ def test_an_optimizer_of_a_part_is_carried(case: str, make_checkpoint: Callable[
     first, second = states
     first.model(torch.ones(1, 2)).sum().backward()
     first.optimizer.step()
-    held = StateCopy(first)
-    held.note(make_checkpoint().state.model_copy(update={"schedule": first.state(), "optimizer_groups": ()}))
+    held = held_copy(first, make_checkpoint)
     second.load(held.capture())
     assert first.digest(first.network) == second.digest(second.network)
     assert len(second.optimizer.param_groups[0]["params"]) == len(first.optimizer.param_groups[0]["params"])
@@ -484,9 +435,7 @@ def test_an_optimizer_of_a_part_is_carried(case: str, make_checkpoint: Callable[
 
 
 @pytest.mark.parametrize("held", ["left out", "frozen and held", "trained"])
-def test_growth_beside_what_an_optimizer_leaves_out_is_carried(
-    held: str, make_checkpoint: Callable[..., Checkpoint]
-) -> None:
+def test_growth_beside_what_an_optimizer_leaves_out_is_carried(held, make_checkpoint):
     example, states = torch.ones(2, 2), []
     for _ in range(2):
         torch.manual_seed(0)
@@ -501,10 +450,8 @@ def test_growth_beside_what_an_optimizer_leaves_out_is_carried(
         first.adopt(first.network.grown(Action.deepen(point), example, Insertion.EXACT, 0))
         first.model(example).sum().backward()
         first.optimizer.step()
-        kept = StateCopy(first)
-        network, growth = first.network, {"schedule": first.state(), "optimizer_groups": ()}
-        growth |= {"architecture": network.architecture, "growth": network.history}
-        kept.note(make_checkpoint().state.model_copy(update=growth))
+        network = first.network
+        kept = held_copy(first, make_checkpoint, architecture=network.architecture, growth=network.history)
         second.load(kept.capture())
         assert first.digest(first.network) == second.digest(second.network)
     count = sum(len(group["params"]) for group in second.optimizer.param_groups)
@@ -512,7 +459,7 @@ def test_growth_beside_what_an_optimizer_leaves_out_is_carried(
     assert len(list(second.model.parameters())) == 6 + 4
 
 
-def test_with_the_batch_scaled_only_the_step_itself_is_faster() -> None:
+def test_with_the_batch_scaled_only_the_step_itself_is_faster():
     """A scheduler whose next rate follows from the last one must not see the scaled one."""
     from espalier_trainer.user_loop.feed import Part
     from espalier_trainer.user_loop.loop import OptimizerHooks, UserStep
@@ -529,6 +476,18 @@ def test_with_the_batch_scaled_only_the_step_itself_is_faster() -> None:
     assert model.weight.tolist() == [[-1.5, -1.5], [-1.5, -1.5]]
     assert optimizer.param_groups[0]["lr"] == 0.5
     assert hooks.step.done
+
+
+def stepping(loop: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., None]:
+    """Return what computes a batch, and steps where it is time unless it is told not to."""
+
+    def train(batch: Any, *, steps: bool = True) -> None:
+        optimizer.zero_grad()
+        loop.backward(loss_of(model, batch))
+        if steps and loop.should_step:
+            optimizer.step()
+
+    return train
 
 
 def ways_to_leave() -> list[Any]:
@@ -562,42 +521,31 @@ def ways_to_leave() -> list[Any]:
 
 
 @pytest.mark.parametrize(("epoch", "accumulate", "steps"), ways_to_leave())
-def test_a_step_within_which_the_script_leaves_its_batches_does_not_count(
-    leader: AdaptiveTrainingJob, tmp_path: Path, epoch: Callable[..., None], accumulate: int, steps: int
-) -> None:
+def test_a_step_within_which_the_script_leaves_its_batches_does_not_count(leader, tmp_path, epoch, accumulate, steps):
     model, optimizer = made()
     taken: list[int] = []
     optimizer.register_step_post_hook(lambda *_: taken.append(1))
     loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=2), accumulate=accumulate)
 
-    def train(batch: Any, *, steps: bool = True) -> None:
-        optimizer.zero_grad()
-        loop.backward(nn.functional.cross_entropy(model(batch[0] / 24), batch[1]))
-        if steps and loop.should_step:
-            optimizer.step()
-
     for _ in loop.epochs(2):
-        epoch(loop, batches, train)
+        epoch(loop, batches, stepping(loop, model, optimizer))
     report = read_document(tmp_path / "report.json", Report)
     assert (report.epoch, report.step, len(taken)) == (2, 2 * steps, 2 * steps)
 
 
-def lone_worker(state: UserState, feed: Feed) -> UserWorker:
-    """Return the loop of an extra worker without a rendezvous."""
-    held = StateCopy(state)
+def lone_worker(state: UserState, feed: Feed, make_checkpoint: Callable[..., Checkpoint]) -> UserWorker:
+    """Return the loop of an extra worker that holds a state, without a rendezvous."""
+    held = held_copy(state, make_checkpoint)
     member = Member(held, 0, state.device, WorkerIdentity(), stop=lambda: False)
     return UserWorker(state, held, feed, member, None, TermSignal(), sync_batch_norm=False)
 
 
 @pytest.mark.parametrize(("epoch", "accumulate", "steps"), ways_to_leave())
-def test_all_workers_may_leave_their_batches_within_a_step(
-    make_checkpoint: Callable[..., Checkpoint], epoch: Callable[..., None], accumulate: int, steps: int
-) -> None:
+def test_all_workers_may_leave_their_batches_within_a_step(make_checkpoint, epoch, accumulate, steps):
     model, optimizer = made()
     state = UserState(model, optimizer, [])
     feed = Feed(DataLoader(DATA, batch_size=2), ElasticBatch.KEEP_GLOBAL, 0, accumulate)
-    loop = lone_worker(state, feed)
-    loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
+    loop = lone_worker(state, feed, make_checkpoint)
 
     def requests() -> Any:
         for number in range(2):
@@ -605,17 +553,11 @@ def test_all_workers_may_leave_their_batches_within_a_step(
                 yield StepRequest(OneMember(), Command(Code.STEP, number, cursor))
             yield StepRequest(OneMember(), Command(Code.EPOCH, number))
 
-    def train(batch: Any, *, steps: bool = True) -> None:
-        optimizer.zero_grad()
-        loop.backward(nn.functional.cross_entropy(model(batch[0] / 24), batch[1]))
-        if steps and loop.should_step:
-            optimizer.step()
-
     seen: list[int] = []
     loop._requests = requests()
-    loop._wait_to_end = lambda: None  # type: ignore[method-assign]
+    loop._wait_to_end = lambda: None
     for number in loop.epochs():
-        epoch(loop, loop, train)
+        epoch(loop, loop, stepping(loop, model, optimizer))
         seen.append(number)
     assert seen == [0, 1]
     assert loop._held.step == 2 * steps
@@ -670,9 +612,7 @@ def following(
     """Return the loop of an extra worker that holds a state; its turns are still to be given."""
     state = UserState(model, optimizer, [])
     feed = Feed(DataLoader(DATA, batch_size=4), ElasticBatch.KEEP_GLOBAL, seed=0)
-    loop = lone_worker(state, feed)
-    loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
-    return loop
+    return lone_worker(state, feed, make_checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -682,23 +622,19 @@ def following(
         *((_raises, False), (_raises_within_a_try, False)),
     ],
 )
-def test_a_worker_knows_a_loop_that_its_script_has_left_from_one_that_an_error_ended(
-    make_checkpoint: Callable[..., Checkpoint], script: Callable[[Any], Any], left: bool
-) -> None:
+def test_a_worker_knows_a_loop_that_its_script_has_left_from_one_that_an_error_ended(make_checkpoint, script, left):
     loop = following(*made(), make_checkpoint)
-    loop._requests = iter([StepRequest(OneMember(), Command(Code.STEP, 0, 0))])  # type: ignore[arg-type]
+    loop._requests = iter([StepRequest(OneMember(), Command(Code.STEP, 0, 0))])
     found: list[bool] = []
-    loop._loop_left = lambda: found.append(True)  # type: ignore[method-assign,assign,return-value]
+    loop._loop_left = lambda: found.append(True)
     with pytest.warns(FutureWarning, match="stop") if left else pytest.raises(ValueError, match="one"):
         script(loop)
     assert found == [True] * left
 
 
-def test_a_worker_that_cannot_read_the_state_of_its_leader_says_so_and_ends(
-    make_checkpoint: Callable[..., Checkpoint], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_that_cannot_read_the_state_of_its_leader_says_so_and_ends(make_checkpoint, capsys):
     def requests() -> Any:
-        yield StepRequest(OneMember(), Command(Code.STEP, 0, 0))  # type: ignore[arg-type]
+        yield StepRequest(OneMember(), Command(Code.STEP, 0, 0))
         raise CheckpointMismatchError("install the package")
 
     model, optimizer = made()
@@ -727,9 +663,7 @@ class OneMember:
         """End it."""
 
 
-def test_a_worker_that_left_an_epoch_early_goes_through_it_again_with_another_state(
-    make_checkpoint: Callable[..., Checkpoint],
-) -> None:
+def test_a_worker_that_left_an_epoch_early_goes_through_it_again_with_another_state(make_checkpoint):
     model, optimizer = made()
     loop = following(model, optimizer, make_checkpoint)
 
@@ -746,7 +680,7 @@ def test_a_worker_that_left_an_epoch_early_goes_through_it_again_with_another_st
             seen.append(epoch)
             for inputs, labels in loop:
                 optimizer.zero_grad()
-                loop.backward(nn.functional.cross_entropy(model(inputs / 24), labels))
+                loop.backward(nn.functional.cross_entropy(model(inputs), labels))
                 optimizer.step()
                 break
     assert seen == [0, 0]
@@ -758,17 +692,14 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(2, 4), nn.Linear(4, 2)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = inputs + self.down(torch.relu(self.up(inputs)))
-        return found
+        return inputs + self.down(torch.relu(self.up(inputs)))
 
 
 @pytest.mark.parametrize("insertion", ["Scaled", "Exact"])
 def test_the_steps_before_and_after_a_scaled_growth_tell_how_far_the_loss_jumps(
-    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path, insertion: str
-) -> None:
-    document = json.loads((tmp_path / "job.json").read_text())
-    document["spec"]["adaptation"] |= {"actions": ["AddBlock"], "insertion": insertion, "maxAdaptations": 2}
-    (tmp_path / "job.json").write_text(json.dumps(document))
+    advised, advice_body, tmp_path, insertion
+):
+    change_job(tmp_path, adaptation={"actions": ["AddBlock"], "insertion": insertion, "maxAdaptations": 2})
     asked: list[Any] = []
 
     def answer(body: dict[str, Any]) -> tuple[int, bytes]:
@@ -782,19 +713,13 @@ def test_the_steps_before_and_after_a_scaled_growth_tell_how_far_the_loss_jumps(
     model = nn.Sequential(nn.Linear(2, 2), Block(), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4), grow=True)
-    losses = []
-    for _ in loop.epochs(3):
-        for inputs, labels in batches:
-            optimizer.zero_grad()
-            losses.append(loop.backward(nn.functional.cross_entropy(model(inputs / 24), labels)))
-            optimizer.step()
+    losses = trained(loop, batches, model, optimizer, 3)
     declined, grown = read_document(tmp_path / "report.json", Report).adaptations
     assert (declined.result, grown.result) == ("Declined", "Grown")
     assert declined.loss_before is declined.loss_after is None
     jump = (losses[2], losses[3]) if insertion == "Scaled" else (None, None)
     assert (grown.loss_before, grown.loss_after) == jump
-    events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    told = [event.adaptation for event in events if event.type == "AdaptationFinished"]
+    told = [event.adaptation for event in recorded(tmp_path, "AdaptationFinished")]
     assert [(one.loss_before, one.loss_after) for one in told] == [(None, None), jump]
 
 
@@ -802,39 +727,27 @@ def _one_epoch(model: nn.Module, **options: Any) -> Any:
     another_process()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4), **options)
-    for _ in loop.epochs(1 if loop._run.progress.epoch == 0 else 2):  # type: ignore[attr-defined]
-        for inputs, labels in batches:
-            optimizer.zero_grad()
-            loop.backward(nn.functional.cross_entropy(model(inputs / 24), labels))
-            optimizer.step()
+    trained(loop, batches, model, optimizer, 1 if loop._run.progress.epoch == 0 else 2)
     return loop
 
 
-def test_a_run_that_has_not_grown_resumes_where_the_script_no_longer_lets_it_grow(
-    leader: AdaptiveTrainingJob, tmp_path: Path
-) -> None:
+def test_a_run_that_has_not_grown_resumes_where_the_script_no_longer_lets_it_grow(leader, tmp_path):
     _one_epoch(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), grow=True)
     _one_epoch(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
     assert read_document(tmp_path / "report.json", Report).epoch == 2
 
 
-def test_a_resumed_run_offers_the_operations_that_its_job_has_come_to_allow(
-    leader: AdaptiveTrainingJob, tmp_path: Path
-) -> None:
+def test_a_resumed_run_offers_the_operations_that_its_job_has_come_to_allow(leader, tmp_path):
     _one_epoch(nn.Sequential(nn.Linear(2, 2), Block(), nn.Linear(2, 2)), grow=True)
-    document = json.loads((tmp_path / "job.json").read_text())
-    document["spec"]["adaptation"] |= {"actions": ["Deepen", "AddBlock"]}
-    (tmp_path / "job.json").write_text(json.dumps(document))
+    change_job(tmp_path, adaptation={"actions": ["Deepen", "AddBlock"]})
     loop = _one_epoch(nn.Sequential(nn.Linear(2, 2), Block(), nn.Linear(2, 2)), grow=True)
     assert [run.id for run in loop._run.state.network.architecture.blocks] == ["1"]
 
 
-def test_a_grown_model_that_can_no_longer_grow_says_why(
-    advised: Callable[..., Any], advice_body: Callable[..., bytes], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_grown_model_that_can_no_longer_grow_says_why(advised, advice_body, capsys):
     class Untraceable(nn.Sequential):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return super().forward(inputs * float(inputs.sum() > 0))  # type: ignore[no-any-return]
+            return super().forward(inputs * float(inputs.sum() > 0))
 
     def layers() -> list[nn.Module]:
         return [nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,15 +19,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from espalier_core.files.documents import read_document
 from espalier_core.growth.architecture import GrowthError
 from espalier_core.types.advice import Action
-from espalier_core.types.job import AdaptiveTrainingJob, Insertion
+from espalier_core.types.job import Insertion
 from espalier_core.types.report import Report
-from espalier_trainer.checkpoints.document import Checkpoint
-from espalier_trainer.elastic.states import StateCopy
 from espalier_trainer.models.gpt import gpt
 from espalier_trainer.net2net import deepen, grow_optimizer, plan_widening, widen_optimizer, widened, widening_groups
 from espalier_trainer.own import OwnLoopError, join
 from espalier_trainer.user_loop.loop import UserStep
 from espalier_trainer.user_loop.state import UserState
+from own_loops import Shadow, change_job, held_copy, loss_of, trained
 from own_scripts import another_process
 
 INPUTS = torch.randn(26, 2, generator=torch.Generator().manual_seed(0))
@@ -41,12 +38,13 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
+def made(lr: float = 0.1) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    model = net()
+    return model, torch.optim.SGD(model.parameters(), lr=lr)
+
+
 def batches(size: int) -> DataLoader[Any]:
     return DataLoader(TensorDataset(INPUTS, LABELS), batch_size=size)
-
-
-def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def weights(model: nn.Module) -> torch.Tensor:
@@ -74,9 +72,7 @@ def accumulated(size: int, accumulate: int, *, guarded: bool) -> tuple[nn.Module
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-def test_accumulated_gradients_are_those_of_a_large_batch(
-    leader: AdaptiveTrainingJob, guarded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accumulated_gradients_are_those_of_a_large_batch(leader, guarded, tmp_path, monkeypatch):
     whole, steps, _ = accumulated(12, 1, guarded=guarded)
     monkeypatch.setenv("ESPALIER_CHECKPOINT_DIR", str(tmp_path / "other"))
     parts, more, asked = accumulated(4, 3, guarded=guarded)
@@ -86,27 +82,11 @@ def test_accumulated_gradients_are_those_of_a_large_batch(
     assert read_document(tmp_path / "report.json", Report).step == 4
 
 
-def test_alone_the_last_step_of_an_epoch_takes_what_is_left() -> None:
-    model, steps, asked = accumulated(4, 3, guarded=True)
-    assert asked == [False, False, True, False, False, True, True] * 2
-    plain = net()
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5, momentum=0.9)
-    for _ in range(2):
-        for rows in (slice(12), slice(12, 24), slice(24, 26)):
-            optimizer.zero_grad()
-            loss_of(plain, (INPUTS[rows], LABELS[rows])).backward()
-            optimizer.step()
-    assert steps == 6
-    assert torch.allclose(weights(plain), weights(model), atol=1e-6)
-
-
 @settings(deadline=None)
 @given(
     st.integers(1, 20), st.integers(1, 6), st.integers(2, 4), st.booleans(), st.sampled_from(["loader", "list", "lazy"])
 )
-def test_alone_a_step_follows_the_mean_over_its_examples(
-    examples: int, size: int, accumulate: int, drop_last: bool, kind: str
-) -> None:
+def test_alone_a_step_follows_the_mean_over_its_examples(examples, size, accumulate, drop_last, kind):
     """Where the sizes of batches are not known beforehand, it follows the mean over batches."""
     model = nn.Linear(1, 1, bias=False)
     numbers = torch.randn(examples, 1, generator=torch.Generator().manual_seed(examples))
@@ -122,14 +102,13 @@ def test_alone_a_step_follows_the_mean_over_its_examples(
             if loop.should_step:
                 means = taken if kind == "loader" else [one.mean(0, keepdim=True) for one in taken]
                 expected = torch.cat(means).mean()
-                assert model.weight.grad is not None
                 torch.testing.assert_close(model.weight.grad.squeeze(), expected, rtol=1e-4, atol=1e-6)
                 model.weight.grad = None
                 taken = []
     assert not taken or kind == "lazy"
 
 
-def test_alone_a_step_that_the_script_has_left_does_not_enter_the_next_one() -> None:
+def test_alone_a_step_that_the_script_has_left_does_not_enter_the_next_one():
     """It leaves the first epoch in the middle of an accumulation."""
     model, plain = net(), net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -149,23 +128,6 @@ def test_alone_a_step_that_the_script_has_left_does_not_enter_the_next_one() -> 
     assert torch.allclose(weights(plain), weights(model), atol=1e-6)
 
 
-class Shadow:
-    """An average as many scripts have it: a dictionary by parameter name."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.decay, self.shadow = 0.9, {name: each.detach().clone() for name, each in model.named_parameters()}
-
-    def update(self, model: nn.Module) -> None:
-        for name, each in model.named_parameters():
-            self.shadow[name].lerp_(each.detach(), 1 - self.decay)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"shadow": self.shadow}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shadow = {name: each.clone() for name, each in state["shadow"].items()}
-
-
 class Kept:
     """An average in a copy of the model that is an attribute."""
 
@@ -179,14 +141,11 @@ class Kept:
         self.ema.load_state_dict(state)
 
 
-def test_averages_grow_with_the_model_and_are_taken_up_again(
-    advised: Callable[..., Any], advice_body: Callable[..., bytes]
-) -> None:
+def test_averages_grow_with_the_model_and_are_taken_up_again(advised, advice_body):
     advised(lambda body: (200, advice_body("0")))
 
     def train(epochs: int) -> tuple[nn.Module, AveragedModel, Shadow, Kept]:
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = made()
         average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         shadow, kept = Shadow(model), Kept(model)
         another_process()
@@ -220,7 +179,7 @@ def test_averages_grow_with_the_model_and_are_taken_up_again(
     assert torch.equal(weights(kept.ema), weights(again[3].ema))
 
 
-def test_an_average_computes_the_same_after_it_has_grown() -> None:
+def test_an_average_computes_the_same_after_it_has_grown():
     model = net()
     average = AveragedModel(model)
     state = UserState(model, torch.optim.SGD(model.parameters(), lr=0.1), [average])
@@ -247,7 +206,7 @@ class Residual(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["everything", "numbers", "parameters"])
-def test_an_average_in_a_dictionary_gets_new_buffers_if_it_holds_the_old_ones(kind: str) -> None:
+def test_an_average_in_a_dictionary_gets_new_buffers_if_it_holds_the_old_ones(kind):
     def held(model: nn.Module) -> dict[str, torch.Tensor]:
         if kind == "parameters":
             return dict(model.named_parameters())
@@ -269,7 +228,7 @@ def test_an_average_in_a_dictionary_gets_new_buffers_if_it_holds_the_old_ones(ki
 
 @pytest.mark.parametrize("insertion", Insertion)
 @pytest.mark.parametrize("part", ["all", "first"])
-def test_a_frozen_copy_gets_blocks_and_stays_frozen(insertion: Insertion, part: str) -> None:
+def test_a_frozen_copy_gets_blocks_and_stays_frozen(insertion, part):
     model = nn.Sequential(nn.Linear(2, 4), nn.Sequential(Residual()), nn.Linear(4, 2)).eval()
     model[0].requires_grad_(False)
     kept = Kept(model)
@@ -288,7 +247,7 @@ def test_a_frozen_copy_gets_blocks_and_stays_frozen(insertion: Insertion, part: 
     assert {"0.weight", "2.weight"} & trained == (set() if part == "all" else {"0.weight", "2.weight"})
 
 
-def test_an_average_unfolds_with_the_model() -> None:
+def test_an_average_unfolds_with_the_model():
     torch.manual_seed(0)
     model, tokens = gpt(20, context=8, width=16), torch.randint(20, (2, 8))
     average = AveragedModel(model)
@@ -318,10 +277,9 @@ class Listed:
         self.shadow = state["shadow"]
 
 
-def test_an_average_that_could_not_grow_is_refused_where_the_model_may(advised: Callable[..., Any]) -> None:
+def test_an_average_that_could_not_grow_is_refused_where_the_model_may(advised):
     advised(lambda body: (503, b""))
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = made()
     with pytest.raises(
         OwnLoopError, match=r"the state of Listed holds tensors that would not grow with the model; keep"
     ):
@@ -336,7 +294,7 @@ class Lookahead(torch.optim.Optimizer):
         self.base, self.param_groups, self.defaults, self.state = inner, inner.param_groups, {}, inner.state
 
 
-def test_optimizers_that_cannot_be_carried_are_refused_in_a_sentence() -> None:
+def test_optimizers_that_cannot_be_carried_are_refused_in_a_sentence():
     model = net()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     other = torch.optim.SGD(model[0].parameters(), lr=0.1)
@@ -352,31 +310,27 @@ def test_optimizers_that_cannot_be_carried_are_refused_in_a_sentence() -> None:
         ),
     ):
         with pytest.raises(OwnLoopError, match=said):
-            join(model, wrong, batches(4))  # type: ignore[arg-type]
+            join(model, wrong, batches(4))
     with pytest.raises(OwnLoopError, match="accumulate is 0"):
         join(model, inner, batches(4), accumulate=0)
 
 
 @pytest.mark.parametrize("role", ["base", "extra"])
 def test_an_optimizer_of_sparse_gradients_alone_is_refused_where_workers_train_together(
-    leader: AdaptiveTrainingJob, role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    leader, role, tmp_path, monkeypatch
+):
     monkeypatch.setenv("ESPALIER_WORKER_ROLE", role)
-    file = tmp_path / "job.json"
-    job = json.loads(file.read_text())
-    job["spec"]["training"]["elasticBatch"] = "keepGlobal"
-    file.write_text(json.dumps(job))
+    change_job(tmp_path, training={"elasticBatch": "keepGlobal"})
     model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2))
     optimizers = [torch.optim.SparseAdam(model[0].parameters()), torch.optim.Adam(model[1].parameters())]
     with pytest.raises(OwnLoopError, match="SparseAdam takes sparse gradients only.*leave training.elasticBatch out"):
         join(model, optimizers, batches(4))
-    del job["spec"]["training"]["elasticBatch"]
-    file.write_text(json.dumps(job))
+    change_job(tmp_path, training={"elasticBatch": None})
     join(model, optimizers, batches(4))
 
 
 @pytest.mark.parametrize("rate", [torch.tensor(0.25), np.float32(0.25), np.float64(0.25)])
-def test_rates_of_torch_and_numpy_and_infinite_options_are_resumed_from(leader: AdaptiveTrainingJob, rate: Any) -> None:
+def test_rates_of_torch_and_numpy_and_infinite_options_are_resumed_from(leader, rate):
     resumed: list[dict[str, Any]] = []
     for epochs in (1, 2):
         model = net()
@@ -385,11 +339,7 @@ def test_rates_of_torch_and_numpy_and_infinite_options_are_resumed_from(leader: 
         another_process()
         loop, loader = join(model, optimizer, batches(4))
         resumed.append({key: value for key, value in optimizer.param_groups[0].items() if key != "params"})
-        for _ in loop.epochs(epochs):
-            for batch in loader:
-                optimizer.zero_grad()
-                loop.backward(loss_of(model, batch))
-                optimizer.step()
+        trained(loop, loader, model, optimizer, epochs)
     assert resumed[1] == {**resumed[0], "rates": {"least": 0.25, "most": [0.25, 1]}}
     assert resumed[1]["lr"] == 0.25
     assert type(resumed[1]["lr"]) is float
@@ -414,7 +364,7 @@ class Keeping(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr})
         self._kept_by = kept
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for parameter in self.param_groups[0]["params"]:
             if not self.state[parameter]:
                 self.state[parameter].update(self._kept_by(parameter))
@@ -422,9 +372,7 @@ class Keeping(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_lists_texts_and_dictionaries_in_the_state_of_an_optimizer_are_resumed_from(
-    leader: AdaptiveTrainingJob, several: bool
-) -> None:
+def test_lists_texts_and_dictionaries_in_the_state_of_an_optimizer_are_resumed_from(leader, several):
     def joined() -> tuple[nn.Module, list[Keeping], Any, Any]:
         model = net()
         optimizers = [Keeping(part.parameters()) for part in ([model[0], model[2]] if several else [model])]
@@ -468,7 +416,7 @@ class Casting(Keeping):
 
 
 @pytest.mark.parametrize("kind", [Keeping, Casting, torch.optim.NAdam])
-def test_the_state_of_an_optimizer_keeps_its_types(kind: Any, make_checkpoint: Callable[..., Checkpoint]) -> None:
+def test_the_state_of_an_optimizer_keeps_its_types(kind, make_checkpoint):
     states = []
     for _ in range(2):
         model = net().to(torch.bfloat16)
@@ -478,9 +426,7 @@ def test_the_state_of_an_optimizer_keeps_its_types(kind: Any, make_checkpoint: C
     for _ in range(2):
         loss_of(first.model, (INPUTS.to(torch.bfloat16), LABELS)).backward()
         first.optimizer.step()
-    held = StateCopy(first)
-    held.note(make_checkpoint().state.model_copy(update={"schedule": first.state(), "optimizer_groups": ()}))
-    second.load(held.capture())
+    second.load(held_copy(first, make_checkpoint).capture())
     own = kind is Casting
     for old, new in zip(first.optimizer.state.values(), second.optimizer.state.values(), strict=True):
         assert old.keys() == new.keys()
@@ -499,24 +445,18 @@ def test_the_state_of_an_optimizer_keeps_its_types(kind: Any, make_checkpoint: C
         (None, "Keeping keeps a state for 'steps', not a parameter"),
     ],
 )
-def test_a_state_of_an_optimizer_that_cannot_be_kept_is_refused_after_the_first_step(
-    leader: AdaptiveTrainingJob, kept: Any, said: str
-) -> None:
+def test_a_state_of_an_optimizer_that_cannot_be_kept_is_refused_after_the_first_step(leader, kept, said):
     model = net()
     optimizer = Keeping(model.parameters(), kept=kept or (lambda _: {}))
     if kept is None:
-        optimizer.state["steps"] = {"count": 1}  # type: ignore[index]
+        optimizer.state["steps"] = {"count": 1}
     loop, loader = join(model, optimizer, batches(4))
-    with pytest.raises(OwnLoopError, match=said):  # noqa: PT012
-        for _ in loop.epochs(2):
-            for batch in loader:
-                optimizer.zero_grad()
-                loop.backward(loss_of(model, batch))
-                optimizer.step()
-    assert loop._run.progress.step == 1  # type: ignore[attr-defined]
+    with pytest.raises(OwnLoopError, match=said):
+        trained(loop, loader, model, optimizer, 2)
+    assert loop._run.progress.step == 1
 
 
-def test_a_grown_optimizer_shares_no_list_with_the_old_one_and_widens_none() -> None:
+def test_a_grown_optimizer_shares_no_list_with_the_old_one_and_widens_none():
     model, example = net(), torch.ones(2, 2)
     optimizer = Keeping(model.parameters())
     model(example).sum().backward()
@@ -531,9 +471,7 @@ def test_a_grown_optimizer_shares_no_list_with_the_old_one_and_widens_none() -> 
         widen_optimizer(optimizer, model, widened(model, widening), widening)
 
 
-def test_two_optimizers_take_a_backward_each_and_grow(
-    advised: Callable[..., Any], advice_body: Callable[..., bytes]
-) -> None:
+def test_two_optimizers_take_a_backward_each_and_grow(advised, advice_body):
     advised(lambda body: (200, advice_body("0")))
 
     def train(epochs: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
@@ -561,12 +499,11 @@ def test_two_optimizers_take_a_backward_each_and_grow(
     assert steps == [[6, 6, 6, 12, 12, 12]] * 2 or steps == [[6, 6, 12, 12, 12, 12]] * 2
 
 
-def test_a_gradient_scaler_may_leave_a_step_out(leader: AdaptiveTrainingJob, tmp_path: Path) -> None:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def test_a_gradient_scaler_may_leave_a_step_out(leader, tmp_path):
+    model, optimizer = made()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
     seen: list[int] = []
-    model[0].weight.register_hook(lambda gradient: seen.append(1) or gradient / (len(seen) != 3))  # type: ignore[func-returns-value]
+    model[0].weight.register_hook(lambda gradient: seen.append(1) or gradient / (len(seen) != 3))
     loop, loader = join(model, optimizer, batches(4), scaler)
     losses, left_out, before = [], 0, weights(model)
     for _ in loop.epochs(2):
@@ -583,16 +520,15 @@ def test_a_gradient_scaler_may_leave_a_step_out(leader: AdaptiveTrainingJob, tmp
     assert all(0 < loss < 5 for loss in losses)
 
 
-def test_a_dropped_step_leaves_a_scaler_and_averages_as_they_were(leader: AdaptiveTrainingJob) -> None:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def test_a_dropped_step_leaves_a_scaler_and_averages_as_they_were(leader):
+    model, optimizer = made()
     average, scaler = AveragedModel(model), torch.amp.GradScaler("cpu")
     loop, loader = join(model, optimizer, batches(4), average, scaler)
     before, scale = weights(model), scaler.get_scale()
     for _ in loop.epochs(1):
         for batch in loader:
             loop.backward(scaler.scale(loss_of(model, batch)))
-            step: UserStep = loop._step  # type: ignore[attr-defined]
+            step: UserStep = loop._step
             step.drop()
             scaler.step(optimizer)
             scaler.update()
@@ -604,12 +540,9 @@ def test_a_dropped_step_leaves_a_scaler_and_averages_as_they_were(leader: Adapti
         loop.stop()
 
 
-def test_the_budget_is_reported_in_seconds_and_as_a_part(
-    leader: AdaptiveTrainingJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_budget_is_reported_in_seconds_and_as_a_part(leader, monkeypatch):
     monkeypatch.setenv("ESPALIER_TIME_SCALE", "10")
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = made()
     loop, loader = join(model, optimizer, batches(4))
     told = []
     for _ in loop.epochs(3):
@@ -624,7 +557,7 @@ def test_the_budget_is_reported_in_seconds_and_as_a_part(
     assert told[-1][0] > 0
 
 
-def test_without_a_job_no_epoch_follows_the_one_that_stops() -> None:
+def test_without_a_job_no_epoch_follows_the_one_that_stops():
     model = net()
     loop, _ = join(model, torch.optim.SGD(model.parameters(), lr=0.1), batches(13))
     seen = []
@@ -636,16 +569,10 @@ def test_without_a_job_no_epoch_follows_the_one_that_stops() -> None:
     assert loop.fraction == 1
 
 
-def test_without_a_job_the_part_is_that_of_the_epochs() -> None:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def test_without_a_job_the_part_is_that_of_the_epochs():
+    model, optimizer = made()
     loop, loader = join(model, optimizer, batches(13))
-    told = []
-    for _ in loop.epochs(2):
-        for batch in loader:
-            told.append(loop.fraction)
-            optimizer.zero_grad()
-            loop.backward(loss_of(model, batch))
-            optimizer.step()
-    assert told == [0, 0.25, 0.5, 0.75]
+    told = [loop.fraction]
+    trained(loop, loader, model, optimizer, 2, after=lambda: told.append(loop.fraction))
+    assert told == [0, 0.25, 0.5, 0.75, 1]
     assert (loop.fraction, loop.time_left()) == (1, math.inf)

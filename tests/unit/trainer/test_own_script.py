@@ -8,15 +8,14 @@ import re
 import runpy
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from own_scripts import OWN, epochs, members, shared
-from trainer_processes import Workplace, ended, until
+from own_scripts import epochs, shared
+from trainer_processes import ended, meet, members, until
 
 pytestmark = pytest.mark.slow
 
@@ -34,14 +33,14 @@ def accuracy_of(state: dict[str, torch.Tensor]) -> float:
     return (model(images).argmax(1) == labels).float().mean().item()
 
 
-def test_at_most_six_lines_are_changed() -> None:
+def test_at_most_six_lines_are_changed():
     plain, elastic = ((EXAMPLE / name).read_text().splitlines() for name in ("plain.py", "elastic.py"))
     changes = [line for line in difflib.ndiff(plain, elastic) if line[0] in "+-"]
     assert sum(line[0] == "+" for line in changes) <= 6
     assert sum(line[0] == "-" for line in changes) <= 6
 
 
-def test_the_book_shows_the_same_lines() -> None:
+def test_the_book_shows_the_same_lines():
     plain, elastic = ((EXAMPLE / name).read_text().splitlines() for name in ("plain.py", "elastic.py"))
     changes = [line[0] + line[2:] for line in difflib.ndiff(plain, elastic) if line[0] in "+-"]
     page = (EXAMPLE.parents[1] / "docs" / "loops.md").read_text()
@@ -50,9 +49,7 @@ def test_the_book_shows_the_same_lines() -> None:
     assert all(line[1:] in plain for line in shown if line[0] in " -")
 
 
-def test_alone_it_is_the_plain_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_alone_it_is_the_plain_loop(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     said = []
     for name in ("plain.py", "elastic.py"):
@@ -64,12 +61,9 @@ def test_alone_it_is_the_plain_loop(
     assert accuracy_of(torch.load(tmp_path / "digits.pt", weights_only=True)) > 0.8  # of seed 0, in any run
 
 
-def test_a_second_process_joins_leaves_and_joins_again(scripted: Callable[..., Workplace]) -> None:
+def test_a_second_process_joins_leaves_and_joins_again(scripted):
     place = scripted(EXAMPLE / "elastic.py", "1000000")
-    place.allocate(2)
-    leader = place.start()
-    extra = place.start(0)
-    until(lambda: members(place)[-1:] == [2], place)
+    leader, extra = meet(place)
     until(lambda: len(shared(place)) > 2, place)
     place.allocate(1)
     until(lambda: members(place)[-1:] == [1] and place.report().acknowledged_generation == 2, place)
@@ -96,61 +90,6 @@ def test_a_second_process_joins_leaves_and_joins_again(scripted: Callable[..., W
     assert extra.is_alive()  # it waits to be ended: one that ended by itself would be started again
     os.kill(extra.pid, signal.SIGTERM)
     assert ended(extra, place) == 0
-
-
-NORMED = """
-import sys
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from espalier_trainer.own import join
-
-torch.manual_seed(0)
-inputs = torch.randn(240, 8)
-labels = (inputs.sum(1) > 0).long() + (inputs[:, 0] > 0).long()
-model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [4, 8, 3000])
-loop, loader = join(model, optimizer, DataLoader(TensorDataset(inputs, labels), batch_size=24, shuffle=True), scheduler)
-for epoch in loop.epochs():
-    total = 0.0
-    for features, targets in loader:
-        loss = nn.functional.cross_entropy(model(features), targets)
-        optimizer.zero_grad()
-        total += loop.backward(loss)
-        optimizer.step()
-    scheduler.step()
-    print(f"epoch {epoch}: {total / 10} at {optimizer.param_groups[0]['lr']}", flush=True)
-"""
-"""Of its losses all workers print the same, as `backward` returns what is everyone's."""
-
-
-def test_the_loss_curve_does_not_depend_on_who_came_when(scripted: Callable[..., Workplace], tmp_path: Path) -> None:
-    curves = []
-    for number, workers in enumerate((1, 2)):
-        place = scripted(NORMED, training={"syncBatchNorm": True})
-        place.folder = tmp_path / str(number)
-        place.folder.mkdir()
-        (place.folder / "script.py").write_text(NORMED)
-        place.run = OWN.format(folder=str(place.folder), arguments=(), script=str(place.folder / "script.py"))
-        place.allocate(workers)
-        running = [place.start()]
-        if workers == 2:
-            running.append(place.start(0))
-            until(lambda: members(place)[-1:] == [2], place)  # noqa: B023
-            until(lambda: epochs(place.logs(0)), place)  # noqa: B023
-            first = min(epochs(place.logs(0)))  # of which it has seen a part
-            until(lambda: max([-1, *shared(place, first)]) > max(first, 11), place)  # noqa: B023
-        else:
-            until(lambda: max([-1, *epochs(place.log)]) > 11, place)  # noqa: B023
-        curves.append([said.split(" at ") for _, said in sorted(epochs(place.log).items())][:12])
-        for process in running:
-            process.kill()
-            process.join()
-    alone, together = curves
-    assert [float(loss) for loss, _ in together] == pytest.approx([float(loss) for loss, _ in alone], rel=1e-2)
-    assert [rate for _, rate in together] == [rate for _, rate in alone]
-    assert [float(alone[number][1]) for number in (0, 3, 11)] == pytest.approx([0.05, 0.005, 0.0005])
 
 
 STEERED = """
@@ -208,9 +147,7 @@ for epoch in loop.epochs():
 
 @pytest.mark.sweep("ways to write a loop")
 @pytest.mark.parametrize(("batches", "where"), [(1, "behind"), (1, "before"), (10, "behind"), (10, "before")])
-def test_a_worker_comes_to_an_epoch_with_what_belongs_to_it(
-    scripted: Callable[..., Workplace], batches: int, where: str
-) -> None:
+def test_a_worker_comes_to_an_epoch_with_what_belongs_to_it(scripted, batches, where):
     place = scripted(STEERED, str(batches), where, "-1")
     place.allocate(1)
     leader = place.start()
@@ -240,15 +177,10 @@ def test_a_worker_comes_to_an_epoch_with_what_belongs_to_it(
         (10, "behind", -1, "raise"),
     ],
 )
-def test_a_leader_that_ends_after_its_batches_does_nothing_twice(
-    scripted: Callable[..., Workplace], batches: int, where: str, rounds: int, how: str
-) -> None:
+def test_a_leader_that_ends_after_its_batches_does_nothing_twice(scripted, batches, where, rounds, how):
     arguments = (str(batches), where, str(rounds))
     place = scripted(STEERED, *arguments, checkpoint={"intervalSeconds": 3600})
-    place.allocate(2)
-    leader = place.start()
-    extra = place.start(0)
-    until(lambda: members(place)[-1:] == [2], place)
+    leader, extra = meet(place)
     until(lambda: len(epochs(place.logs(0))) > 1, place)  # from now on both count an epoch's batches alike
     (place.folder / "how").write_text(how)
     (place.folder / "how").rename(place.folder / "end")
@@ -265,7 +197,7 @@ def test_a_leader_that_ends_after_its_batches_does_nothing_twice(
 
 
 @pytest.mark.parametrize("where", ["before", "behind"])
-def test_a_leader_goes_on_in_the_middle_of_an_epoch_as_it_was(scripted: Callable[..., Workplace], where: str) -> None:
+def test_a_leader_goes_on_in_the_middle_of_an_epoch_as_it_was(scripted, where):
     place = scripted(STEERED, "60", where, "-1")
     place.allocate(1)
     leader = place.start()
@@ -278,7 +210,7 @@ def test_a_leader_goes_on_in_the_middle_of_an_epoch_as_it_was(scripted: Callable
     assert again.is_alive()
 
 
-def test_what_is_done_at_each_step_is_done_once_where_a_worker_dies_in_one(scripted: Callable[..., Workplace]) -> None:
+def test_what_is_done_at_each_step_is_done_once_where_a_worker_dies_in_one(scripted):
     place = scripted(STEERED, "10", "within", "-1")
     place.allocate(2)
     leader = place.start()
@@ -295,7 +227,7 @@ def test_what_is_done_at_each_step_is_done_once_where_a_worker_dies_in_one(scrip
     assert leader.is_alive()
 
 
-LEFT = """
+SMALL = """
 import os, sys, time
 import torch
 from torch import nn
@@ -305,8 +237,14 @@ from espalier_trainer.own import join
 inputs = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
 model = nn.Linear(3, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
-loop, loader = join(model, optimizer, DataLoader(data, batch_size=4, shuffle=True))
+loader = DataLoader(TensorDataset(inputs, (inputs.sum(1) > 0).long()), batch_size=4, shuffle=True)
+"""
+"""What is trained, and by what."""
+
+LEFT = (
+    SMALL
+    + """
+loop, loader = join(model, optimizer, loader)
 for epoch in loop.epochs():
     for features, labels in loader:
         loss = nn.functional.cross_entropy(model(features), labels)
@@ -323,16 +261,14 @@ print("behind", flush=True)
 while loop.leads and not os.path.exists("end"):
     time.sleep(0.05)
 """
+)
 """A loop that ends early, in all workers or in one alone."""
 
 
 @pytest.mark.parametrize("how", ["all", "stop", "break"])
-def test_only_the_leader_goes_on_after_a_loop_that_is_over(scripted: Callable[..., Workplace], how: str) -> None:
+def test_only_the_leader_goes_on_after_a_loop_that_is_over(scripted, how):
     place = scripted(LEFT, how)
-    place.allocate(2)
-    leader = place.start()
-    extra = place.start(0)
-    until(lambda: members(place)[-1:] == [2], place)
+    leader, extra = meet(place)
     until(lambda: "behind" in place.log, place)
     until(lambda: max(epochs(place.log)) in epochs(place.logs(0)), place)
     (place.folder / "end").touch()
@@ -345,12 +281,9 @@ def test_only_the_leader_goes_on_after_a_loop_that_is_over(scripted: Callable[..
     assert "behind" not in place.logs(0)
 
 
-def test_a_worker_that_leaves_the_loop_alone_fails_and_says_why(scripted: Callable[..., Workplace]) -> None:
+def test_a_worker_that_leaves_the_loop_alone_fails_and_says_why(scripted):
     place = scripted(LEFT, "one")
-    place.allocate(2)
-    leader = place.start()
-    extra = place.start(0)
-    until(lambda: members(place)[-1:] == [2], place)
+    leader, extra = meet(place)
     (place.folder / "end").touch()
     assert ended(extra, place) == 1, place.logs(0)
     assert "this worker left the loop over epochs in epoch" in place.logs(0)
@@ -359,19 +292,11 @@ def test_a_worker_that_leaves_the_loop_alone_fails_and_says_why(scripted: Callab
     assert leader.is_alive()
 
 
-PLATEAU = """
-import time
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from espalier_trainer.own import join
-
-inputs = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
-model = nn.Linear(3, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+PLATEAU = (
+    SMALL
+    + """
 scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.9, patience=0)
-data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
-loop, loader = join(model, optimizer, DataLoader(data, batch_size=4, shuffle=True), scheduler)
+loop, loader = join(model, optimizer, loader, scheduler)
 for epoch in loop.epochs():
     total = 0.0
     for features, labels in loader:
@@ -383,12 +308,11 @@ for epoch in loop.epochs():
     print(f"epoch {epoch}: {total}", flush=True)
     scheduler.step(total)
 """
+)
 """Who comes in the middle of an epoch has a smaller sum than the others, and in the first nothing is the best yet."""
 
 
-def test_who_comes_in_the_middle_of_an_epoch_follows_what_the_leader_decides(
-    scripted: Callable[..., Workplace],
-) -> None:
+def test_who_comes_in_the_middle_of_an_epoch_follows_what_the_leader_decides(scripted):
     place = scripted(PLATEAU)
     place.allocate(2)
     leader = place.start()
@@ -404,7 +328,7 @@ def test_who_comes_in_the_middle_of_an_epoch_follows_what_the_leader_decides(
     assert not any(event.type == "Warned" and event.reason == "MembersDiffer" for event in place.events())
 
 
-def test_a_leader_that_is_asked_to_end_after_its_loop_has_not_completed(scripted: Callable[..., Workplace]) -> None:
+def test_a_leader_that_is_asked_to_end_after_its_loop_has_not_completed(scripted):
     text = (EXAMPLE / "elastic.py").read_text() + "\nprint('behind', flush=True)\nimport time\ntime.sleep(600)\n"
     place = scripted(text, "2")
     place.allocate(1)
@@ -415,7 +339,7 @@ def test_a_leader_that_is_asked_to_end_after_its_loop_has_not_completed(scripted
     assert place.report().phase == "Stopped"
 
 
-def test_a_model_that_does_not_fit_when_it_has_grown_goes_on_as_it_was(scripted: Callable[..., Workplace]) -> None:
+def test_a_model_that_does_not_fit_when_it_has_grown_goes_on_as_it_was(scripted):
     text = (EXAMPLE / "elastic.py").read_text()
     text = text.replace("join(model, optimizer, loader)", "join(model, optimizer, loader, grow=True)")
     text = text.replace(
@@ -476,9 +400,7 @@ for epoch in loop.epochs():
 """All that a script may have: of everything, all workers print the same."""
 
 
-def test_a_loop_with_everything_grows_is_joined_and_outlives_its_leader_and_a_stop(
-    scripted: Callable[..., Workplace],
-) -> None:
+def test_a_loop_with_everything_grows_is_joined_and_outlives_its_leader_and_a_stop(scripted):
     adaptation = {"mode": "Auto", "fallback": "Heuristic", "maxAdaptations": 2}
     place = scripted(WHOLE, adaptation=adaptation, checkpoint={"intervalSeconds": 3600})
     place.allocate(1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +11,11 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from espalier_core.files.documents import read_document
-from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import Report
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.own import join
 from espalier_trainer.user_loop.feed import StreamFeed
+from own_loops import change_job
 from own_scripts import another_process
 
 
@@ -63,9 +61,7 @@ def _trained(loop: Any, batches: Any, model: nn.Module, optimizer: torch.optim.O
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_every_epoch_reads_the_stream_from_its_beginning(
-    leader: AdaptiveTrainingJob, tmp_path: Path, workers: int
-) -> None:
+def test_every_epoch_reads_the_stream_from_its_beginning(leader, tmp_path, workers):
     model, optimizer = _model()
     loop, batches = join(model, optimizer, DataLoader(Numbers(7), batch_size=2, num_workers=workers))
     once = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
@@ -74,7 +70,7 @@ def test_every_epoch_reads_the_stream_from_its_beginning(
     assert (report.epoch, report.step) == (2, 6)
 
 
-def test_a_resumed_run_drops_what_it_has_trained_on(leader: AdaptiveTrainingJob) -> None:
+def test_a_resumed_run_drops_what_it_has_trained_on(leader):
     model, optimizer = _model()
     loader: DataLoader[Any] = DataLoader(Numbers(8), batch_size=2)
     before = _trained(*join(model, optimizer, loader), model, optimizer, stop=6)
@@ -87,7 +83,7 @@ def test_a_resumed_run_drops_what_it_has_trained_on(leader: AdaptiveTrainingJob)
     assert before[: 8 - len(after)] + after == whole
 
 
-def test_a_stream_may_give_whole_batches_and_a_step_may_take_several() -> None:
+def test_a_stream_may_give_whole_batches_and_a_step_may_take_several():
     feed = StreamFeed(DataLoader(Numbers(5, batch=3), batch_size=None), seed=0, accumulate=2)
     taken = []
     cursor = 0
@@ -98,14 +94,12 @@ def test_a_stream_may_give_whole_batches_and_a_step_may_take_several() -> None:
     assert taken == [[0.0, 1.0], [2.0, 3.0]]
 
 
-def test_what_a_stream_cannot_do_is_refused_with_the_remedy(leader: AdaptiveTrainingJob, tmp_path: Path) -> None:
+def test_what_a_stream_cannot_do_is_refused_with_the_remedy(leader, tmp_path):
     model, optimizer = _model()
     loop, batches = join(model, optimizer, DataLoader(Once(4), batch_size=2))
     with pytest.raises(OwnLoopError, match=r"Once gave no full batch of 2 in epoch 1; let its __iter__ begin again"):
         _trained(loop, batches, model, optimizer)
-    document = json.loads((tmp_path / "job.json").read_text())
-    document["spec"].setdefault("training", {})["elasticBatch"] = "keepGlobal"
-    (tmp_path / "job.json").write_text(json.dumps(document))
+    change_job(tmp_path, training={"elasticBatch": "keepGlobal"})
     another_process()
     with pytest.raises(OwnLoopError, match=r"leave training.elasticBatch out of the job: then one worker trains"):
         join(*_model(), DataLoader(Numbers(4), batch_size=2))

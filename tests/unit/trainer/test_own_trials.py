@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 
@@ -66,7 +65,7 @@ GROWTH, NOTHING = "each.action != 'Nothing'", "each.action == 'Nothing'"
 
 
 @pytest.fixture
-def tried(scripted: Callable[..., Workplace]) -> Callable[..., Workplace]:
+def tried(scripted):
     """Start a script with `extra` extra workers that try a growth before it is carried out."""
 
     def make(
@@ -83,7 +82,7 @@ def tried(scripted: Callable[..., Workplace]) -> Callable[..., Workplace]:
     return make
 
 
-def test_one_worker_confirms_while_the_base_trains_on(tried: Callable[..., Workplace]) -> None:
+def test_one_worker_confirms_while_the_base_trains_on(tried):
     place = tried("Confirm", 1)
     (began,) = until(lambda: of(place, "TrialsStarted"), place)
     assert began.actions == ("Deepen(0)", "Nothing")
@@ -105,7 +104,7 @@ def test_one_worker_confirms_while_the_base_trains_on(tried: Callable[..., Workp
     goes_on_together(place, 2)
 
 
-def test_training_goes_on_from_the_copy_that_won_a_race(tried: Callable[..., Workplace]) -> None:
+def test_training_goes_on_from_the_copy_that_won_a_race(tried):
     place = tried("Race", 2)
     (began,) = until(lambda: of(place, "TrialsStarted"), place)
     assert began.workers == 2
@@ -125,7 +124,7 @@ def test_training_goes_on_from_the_copy_that_won_a_race(tried: Callable[..., Wor
     assert first - 1 in {int(number) for number in re.findall(r"^copy \S+ \d+ (\d+): 8 ", place.logs(0), re.M)}
 
 
-def test_one_worker_races_against_the_base_which_the_leader_evaluates(tried: Callable[..., Workplace]) -> None:
+def test_one_worker_races_against_the_base_which_the_leader_evaluates(tried):
     place = tried("Race", 1, leaves="taken % 7 == 0 and workers == 1")  # epochs may end early
     adaptation = decided(place)
     won, base = adaptation.arms

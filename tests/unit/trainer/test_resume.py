@@ -78,16 +78,9 @@ def test_every_optimizer_and_schedule_resumes_exactly(run, make_job, tmp_path, t
     second.assert_same_weights(whole)
 
 
-def test_models_that_draw_chance_resume_exactly(run, make_job, tmp_path, monkeypatch, stop_after):
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "dropout_net.py").write_text(
-        "import torch\n"
-        "def net():\n"
-        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(),\n"
-        "                               torch.nn.Dropout(0.5), torch.nn.Linear(32, 10))\n"
-    )
-    monkeypatch.syspath_prepend(str(package))
+def test_models_that_draw_chance_resume_exactly(run, make_job, tmp_path, users_module, stop_after):
+    layers = "nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10)"
+    users_module("dropout_net", f"from torch import nn\ndef net(): return nn.Sequential({layers})\n")
     job = make_job(**_spec(model={"entrypoint": "dropout_net:net"}))
     whole = run(job)
     run(job, store=tmp_path / "store", stop=stop_after(60))

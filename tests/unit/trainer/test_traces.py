@@ -32,7 +32,7 @@ def allocated(path, job, *, traceparent: str | None = TRACE.traceparent, generat
     write_document(path, AllocationDocument(job=job.key, allocation=allocation, time_budget=budget))
 
 
-def test_a_run_adds_what_it_does_with_an_allocation_to_its_trace(make_job, digits, tmp_path) -> None:
+def test_a_run_adds_what_it_does_with_an_allocation_to_its_trace(make_job, digits, tmp_path):
     job = make_job(timeBudgetSeconds=3600, adaptation={"maxAdaptations": 1, "fallback": "Heuristic"})
     path, reporter = tmp_path / "allocation.json", MemoryReporter()
     allocated(path, job)
@@ -52,9 +52,7 @@ def test_a_run_adds_what_it_does_with_an_allocation_to_its_trace(make_job, digit
     done = kept.get_finished_spans()
     assert [span.name for span in done] == ["receive", "consult", "adapt"]
     for span in done:
-        assert span.parent is not None
         assert (span.context.trace_id, span.parent.span_id) == (TRACE.trace_id, TRACE.span_id)
-        assert span.attributes is not None
         assert (span.attributes["espalier.allocation.generation"], span.attributes["espalier.job.name"]) == (3, "t")
     assert [span.start_time for span in done] == sorted(span.start_time for span in done)
     assert all(span.start_time <= span.end_time for span in done)
@@ -64,7 +62,7 @@ def test_a_run_adds_what_it_does_with_an_allocation_to_its_trace(make_job, digit
     assert consult["espalier.decision.id"] == adapt["espalier.decision.id"]
 
 
-def test_the_time_from_hearing_to_acknowledging_is_that_of_the_first_source() -> None:
+def test_the_time_from_hearing_to_acknowledging_is_that_of_the_first_source():
     made, now = [], iter((1.0, 5.0, 6.0, 8.0))
     spans = SignalSpans(lambda name, parent, begin, end, known: made.append((name, begin, end)), lambda: next(now))
     told = Allocation(generation=3, replicas=2, traceparent=TRACE.traceparent)
@@ -75,7 +73,7 @@ def test_the_time_from_hearing_to_acknowledging_is_that_of_the_first_source() ->
     assert made == [("receive", 1.0, 6.0), ("receive", 8.0, 8.0)]
 
 
-def test_what_names_no_trace_is_not_traced() -> None:
+def test_what_names_no_trace_is_not_traced():
     kept = InMemorySpanExporter()
     emit, end = tracer_into(SimpleSpanProcessor(kept), {})
     spans = SignalSpans(emit)
@@ -89,7 +87,7 @@ def test_what_names_no_trace_is_not_traced() -> None:
     assert kept.get_finished_spans() == ()
 
 
-def test_a_trainer_process_exports_by_otlp(workplace, make_job) -> None:
+def test_a_trainer_process_exports_by_otlp(workplace, make_job):
     with collecting() as collector:
         place = workplace(
             make_job(timeBudgetSeconds=3600, adaptation={"maxAdaptations": 1, "fallback": "Heuristic"}),
@@ -107,7 +105,7 @@ def test_a_trainer_process_exports_by_otlp(workplace, make_job) -> None:
     }
 
 
-def test_training_does_not_depend_on_a_collector(workplace, make_job) -> None:
+def test_training_does_not_depend_on_a_collector(workplace, make_job):
     place = workplace(
         make_job(timeBudgetSeconds=0.3, adaptation={"mode": "Off"}),
         prelude="os.environ['ESPALIER_TRACES_ENDPOINT'] = 'http://127.0.0.1:9/v1/traces'",
@@ -117,7 +115,7 @@ def test_training_does_not_depend_on_a_collector(workplace, make_job) -> None:
     assert ended(process, place) == 0, place.log
 
 
-def test_without_the_sdk_nothing_is_exported_and_the_log_says_so(monkeypatch, caplog) -> None:
+def test_without_the_sdk_nothing_is_exported_and_the_log_says_so(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with caplog.at_level(logging.INFO):
         emit, end = exporter_to("http://127.0.0.1:9/v1/traces", {})

@@ -6,7 +6,6 @@ import math
 import socket
 import urllib.request
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 import torch
@@ -42,7 +41,7 @@ def samples_of(text: str) -> dict[tuple[str, ...], float]:
 
 
 @pytest.mark.parametrize("agent", [True, False])
-def test_a_run_is_in_its_metrics(run, make_job, agent: bool) -> None:
+def test_a_run_is_in_its_metrics(run, make_job, agent):
     """With an agent that advises to grow, and with none, where the fallback decides."""
     metrics = Metrics(Exporter.TRAINER)
     took: list[float] = []
@@ -77,9 +76,7 @@ def test_a_run_is_in_its_metrics(run, make_job, agent: bool) -> None:
         (AdaptationSource.AGENT, Reason.TRIAL_NOT_BETTER, {}),
     ],
 )
-def test_only_what_a_fallback_decided_is_a_problem_of_advice(
-    source: AdaptationSource, reason: Reason, problems: dict[str, float]
-) -> None:
+def test_only_what_a_fallback_decided_is_a_problem_of_advice(source, reason, problems):
     """Rules after a reclaim, and trials of what the agent advised, have reasons, too."""
     reporter = MeteredReporter(MemoryReporter(), lambda: 60.0)
     made = adaptation(source=source, reason=reason)
@@ -90,7 +87,7 @@ def test_only_what_a_fallback_decided_is_a_problem_of_advice(
     } == problems
 
 
-def test_before_training_nothing_is_reported_of_it() -> None:
+def test_before_training_nothing_is_reported_of_it():
     """Zeros would say that no budget is left, and that there is no model."""
     metrics = MeteredReporter(MemoryReporter(), lambda: 60.0).metrics
     samples = samples_of(metrics.text().decode())
@@ -98,7 +95,7 @@ def test_before_training_nothing_is_reported_of_it() -> None:
         assert math.isnan(samples[f"espalier_trainer_{name}",])
 
 
-def test_what_is_left_is_of_the_budget_that_the_job_has_now(make_job, tmp_path: Path) -> None:
+def test_what_is_left_is_of_the_budget_that_the_job_has_now(make_job, tmp_path):
     """A job's `timeBudgetSeconds` may be changed while it trains: the scheduler's documents have the newest."""
     job, folder = make_job(timeBudgetSeconds=60), tmp_path / "checkpoints"
     names = {"JOB_FILE": "job.yaml", "ALLOCATION_FILE": "allocation.json", "CHECKPOINT_DIR": folder.name}
@@ -114,7 +111,7 @@ def test_what_is_left_is_of_the_budget_that_the_job_has_now(make_job, tmp_path: 
         assert samples["espalier_trainer_budget_left_seconds",] == 70
 
 
-def test_they_are_served_until_training_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_they_are_served_until_training_ends(caplog):
     metrics = Metrics(Exporter.TRAINER)
     metrics.set("espalier_trainer_depth", 3)
     metrics.observe("espalier_trainer_step_seconds", 0.1)
@@ -133,6 +130,6 @@ def test_they_are_served_until_training_ends(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.parametrize("text", ["0", "65536", "-1", "http", "٣"])
-def test_a_port_that_is_none_is_refused_by_name(text: str) -> None:
+def test_a_port_that_is_none_is_refused_by_name(text):
     with pytest.raises(SettingsError, match=r"ESPALIER_METRICS_PORT is '.*'; it must be a port, from 1 to 65535"):
         TrainerSettings.from_environment({environment.JOB_FILE: "job.yaml", environment.METRICS_PORT: text})

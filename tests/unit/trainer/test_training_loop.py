@@ -6,7 +6,6 @@ import itertools
 import math
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,16 +25,12 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, AdaptationSource, TrainerPhase
 from espalier_lab.virtual_time import ReplicaChange, Scripted, VirtualScheduler
 from espalier_trainer.builtin_loop import steps
-from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data import Data, TensorSource
 from espalier_trainer.growth.advisor import AdvisorDecision, AdvisorError, FallbackPolicy, NoAgent, WithFallback
-from espalier_trainer.models.zoo import build_model
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.saving import CheckpointWriter
-from espalier_trainer.run.services import Services
-from espalier_trainer.signals.report import MemoryReporter
 
 pytestmark = pytest.mark.slow
 
@@ -166,39 +161,6 @@ def test_modes_that_change_nothing_train_the_same_weights(run, make_job, mode):
     )
 
 
-@pytest.mark.parametrize(
-    ("growth", "optimizer"),
-    [
-        (BLOCK0, {"name": "Adam"}),
-        (WIDEN, {"name": "Adam"}),
-        (WIDEN, {"name": "SGD", "momentum": 0.9, "learningRate": 0.05}),
-    ],
-)
-def test_growth_keeps_the_function_and_the_loss_goes_on(run, make_job, monkeypatch, growth, optimizer):
-    real = steps.optimize
-
-    def losses(**options):
-        found = []
-
-        def recorded(*args):
-            joint = real(*args)
-            found.append(joint.loss)
-            return joint
-
-        monkeypatch.setattr(steps, "optimize", recorded)
-        # A schedule that begins again would take another step than the one compared with.
-        training = {"schedule": {"name": "Constant"}, "optimizer": optimizer}
-        run(make_job(timeBudgetSeconds=0.3, training=training, adaptation=BOTH | {"maxAdaptations": 1}), **options)
-        return found
-
-    grown, plain = losses(advisor=Scripted((growth,)), up_at=0.1), losses()
-    # The loss of the first step after growth (step 34) is that of the network that did not grow.
-    assert grown[:34] == plain[:34]
-    assert grown[34] == pytest.approx(plain[34], abs=1e-6)
-    assert abs(grown[35] - plain[35]) < 0.2  # moments came along: the first step takes the model nowhere else
-    assert grown[53] != plain[53]
-
-
 def test_growth_restarts_the_schedule_and_ends_at_zero_again(run, make_job):
     job = make_job(adaptation={"maxAdaptations": 1}, training={"evaluateEveryEpochs": 1})
     done = run(job, advisor=Scripted((BLOCK0,)), up_at=0.1)
@@ -306,11 +268,9 @@ def test_a_fallback_that_grows_the_model_uses_a_consultation_up(run, make_job):
     assert len(agent.asked) == 3
 
 
-def test_a_model_without_growth_points_says_so_and_nobody_is_asked(run, make_job, tmp_path, monkeypatch):
-    (tmp_path / "flat_net.py").write_text(
-        "from torch import nn\ndef net(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_a_model_without_growth_points_says_so_and_nobody_is_asked(run, make_job, users_module):
+    text = "from torch import nn\ndef net(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    users_module("flat_net", text)
     advisor = Scripted((BLOCK0,))
     job = make_job(training={"model": {"entrypoint": "flat_net:net"}})
     done = run(job, advisor=advisor, up_at=0.0)
@@ -452,13 +412,12 @@ class UsesUpTheBudget:
         return
 
 
-def test_advice_that_takes_the_rest_of_the_budget_neither_grows_nor_trains(digits, make_job):
+def test_advice_that_takes_the_rest_of_the_budget_neither_grows_nor_trains(run, make_job):
     job = make_job()
     scheduler = VirtualScheduler(job.spec.time_budget_seconds, lambda _: 0.002, (ReplicaChange(0.1, 2),))
     advisor = UsesUpTheBudget()
     advisor.scheduler = scheduler
-    model = build_model(job.spec.training.model, digits.classes, digits.example_input())
-    result = Trainer(job, model, digits, Services(scheduler, advisor=advisor)).run()
+    result = run(job, scheduler=scheduler, advisor=advisor).result
     (adaptation,) = result.adaptations
     assert adaptation.result is AdaptationResult.FAILED
     assert "ran out" in adaptation.message
@@ -467,7 +426,7 @@ def test_advice_that_takes_the_rest_of_the_budget_neither_grows_nor_trains(digit
     assert result.reason is Reason.BUDGET_EXHAUSTED
 
 
-def test_checkpoint_that_takes_the_rest_of_the_budget_is_followed_by_no_step(digits, make_job, tmp_path, monkeypatch):
+def test_checkpoint_that_takes_the_rest_of_the_budget_is_followed_by_no_step(run, make_job, tmp_path, monkeypatch):
     job = make_job(checkpoint={"intervalSeconds": 0.1})
     scheduler, copied = VirtualScheduler(job.spec.time_budget_seconds, lambda _: 0.002), Checkpoint.copied
 
@@ -476,24 +435,19 @@ def test_checkpoint_that_takes_the_rest_of_the_budget_is_followed_by_no_step(dig
         return copied(checkpoint, room)
 
     monkeypatch.setattr(Checkpoint, "copied", slow)
-    model = build_model(job.spec.training.model, digits.classes, digits.example_input())
-    result = Trainer(job, model, digits, Services(scheduler, checkpoints=CheckpointStore(tmp_path))).run()
+    result = run(job, scheduler=scheduler, store=tmp_path).result
     assert result.steps == 50
     assert result.phase is TrainerPhase.COMPLETED
     assert result.test_accuracy is not None
 
 
-def test_final_checkpoint_is_announced_with_the_evaluation(digits, make_job, tmp_path):
-    job = make_job(timeBudgetSeconds=0.05)
-    reporter = MemoryReporter()
-    phases = []
+def test_final_checkpoint_is_announced_with_the_evaluation(run, make_job, tmp_path, monkeypatch):
+    reporters, phases, save = [], [], CheckpointStore.save
 
-    class Store(CheckpointStore):
-        def save(self, checkpoint: Checkpoint) -> Path:
-            phases.append(reporter.report.phase)
-            return super().save(checkpoint)
+    def saved(store, checkpoint):
+        phases.append(reporters[0].report.phase)
+        return save(store, checkpoint)
 
-    model = build_model(job.spec.training.model, digits.classes, digits.example_input())
-    scheduler = VirtualScheduler(0.05, lambda _: 0.002)
-    Trainer(job, model, digits, Services(scheduler, reporter, checkpoints=Store(tmp_path))).run()
+    monkeypatch.setattr(CheckpointStore, "save", saved)
+    run(make_job(timeBudgetSeconds=0.05), store=tmp_path, wrap=lambda one: reporters.append(one) or one)
     assert phases == [TrainerPhase.EVALUATING]

@@ -74,7 +74,7 @@ def assert_laid(optimizer: torch.optim.Optimizer) -> None:
     ],
     ids=lambda spec: spec["name"],
 )
-def test_fused_update_is_the_separate_one(spec: dict[str, Any]) -> None:
+def test_fused_update_is_the_separate_one(spec):
     fused, separate = network(fused=True, **spec), network(fused=False, **spec)
     assert all(group["fused"] for group in fused.optimizer.param_groups)
     assert not any(group["fused"] for group in separate.optimizer.param_groups)
@@ -90,12 +90,12 @@ def test_fused_update_is_the_separate_one(spec: dict[str, Any]) -> None:
     ],
     ids=["RMSprop", "sparse", "complex"],
 )
-def test_what_torch_cannot_fuse_is_updated_apart(name: str, module: nn.Module) -> None:
+def test_what_torch_cannot_fuse_is_updated_apart(name, module):
     optimizer = build_optimizer(OptimizerSpec.model_validate({"name": name}), module)
     assert not any(group.get("fused") for group in optimizer.param_groups)
 
 
-def test_state_from_a_file_lies_as_the_parameters() -> None:
+def test_state_from_a_file_lies_as_the_parameters():
     whole = train(network(fused=True, last=True))
     groups, tensors, values = optimizer_state(whole.optimizer, whole.module)
     again = network(fused=True, last=True)
@@ -107,13 +107,13 @@ def test_state_from_a_file_lies_as_the_parameters() -> None:
         assert torch.equal(mine, theirs)
 
 
-def test_gradients_of_other_workers_lie_as_the_parameters() -> None:
+def test_gradients_of_other_workers_lie_as_the_parameters():
     """Two members with kernels in channels-last, which fused updates would read in another order than sent."""
     inputs, labels = batch()
     start = network(fused=False)
 
     def member(group: Group) -> nn.Module:
-        mine = Network(copy.deepcopy(last.module), None, None)  # type: ignore[arg-type]
+        mine = Network(copy.deepcopy(last.module), None, None)
         mine = Network(mine.module, build_optimizer(OptimizerSpec(), mine.module), None)
         rows = slice(group.rank * 4, group.rank * 4 + 4)
         for _ in range(3):
@@ -127,7 +127,7 @@ def test_gradients_of_other_workers_lie_as_the_parameters() -> None:
 
 
 @pytest.mark.parametrize("growth", ["deepen", "widen"])
-def test_grown_moments_lie_as_the_parameters(growth: str) -> None:
+def test_grown_moments_lie_as_the_parameters(growth):
     """And the grown network trains on as the one whose tensors lie in rows."""
     inputs, _ = batch(2)
 
@@ -149,7 +149,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's mallopt")
-def test_steps_cause_no_page_faults_once_their_memory_was_used() -> None:
+def test_steps_cause_no_page_faults_once_their_memory_was_used():
     code = """
         import ctypes
         import resource
@@ -179,10 +179,10 @@ def test_steps_cause_no_page_faults_once_their_memory_was_used() -> None:
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
-def test_the_users_settings_stay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_settings_stay(name, monkeypatch):
     monkeypatch.setenv(name, "1000000")
     assert not keep_freed(CPU)
 
 
-def test_a_device_has_an_allocator_of_its_own() -> None:
+def test_a_device_has_an_allocator_of_its_own():
     assert not keep_freed(torch.device("cuda"))

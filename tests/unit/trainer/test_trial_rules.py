@@ -131,7 +131,6 @@ def test_the_best_arm_has_the_lowest_loss_and_nothing_is_better_than_an_equal(fo
     if arms[0].loss is None or not math.isfinite(arms[0].loss):
         assert best is None
         return
-    assert best is not None
     assert best.loss == min(finite)
     if arms[0].loss == best.loss:
         assert best.action == "Nothing"
@@ -240,7 +239,6 @@ def test_the_base_of_a_loop_that_does_not_evaluate_is_measured_now_and_then_and_
 def test_an_arm_knows_where_the_job_stands_in_its_budget():
     """For scripts whose learning rate follows it; budget seconds may pass faster than those of the wall."""
     one = begun(asked(), None, TrialConditions(Trials.CONFIRM, ("x",), 2, 50.0, RATES, 0, moment=Moment(20.0, 120.0)))
-    assert one is not None
     (order,) = one.orders.values()
     assert order.moment(0.0) == Moment(20.0, 120.0)
     assert order.moment(25.0) == Moment(70.0, 120.0)
@@ -250,7 +248,6 @@ def test_where_a_script_sets_the_rates_a_race_leaves_them_and_confirm_takes_them
     script = TrialRates(1.0, 1.0, linear=False)
     for mode, workers, ends in ((Trials.CONFIRM, 1, 0.0), (Trials.RACE, 2, 1.0)):
         found = begun(asked(), None, TrialConditions(mode, ("x", "y")[:workers], 3, 50.0, script, 0))
-        assert found is not None
         assert {(rate, order.ends) for order in found.orders.values() for rate in order.rates} == {(1.0, ends)}
 
 
@@ -434,9 +431,7 @@ class Counting(SoloTrial):
     ("seconds", "epoch", "cursor", "total"),
     [(1, 3, 3, 10.0 + 1), (2, 3, 4, 10.0 + 1 + 2), (4, 4, 2, 3.0 + 4), (6, 4, 4, 3.0 + 4 + 5 + 6), (7, 5, 1, 7.0)],
 )
-def test_the_losses_of_the_epoch_that_an_arm_is_in_are_kept_with_it(
-    make_checkpoint: Any, seconds: float, epoch: int, cursor: int, total: float
-) -> None:
+def test_the_losses_of_the_epoch_that_an_arm_is_in_are_kept_with_it(make_checkpoint, seconds, epoch, cursor, total):
     """Who goes on with its copy divides their sum by all batches of the epoch."""
     model = nn.Linear(2, 2)
     state = UserState(model, torch.optim.SGD(model.parameters(), lr=0.1), [])
@@ -449,7 +444,7 @@ def test_the_losses_of_the_epoch_that_an_arm_is_in_are_kept_with_it(
     )
     line = SimpleNamespace(dismissed=lambda: False, report=lambda text: None)
     with pytest.raises(StopIteration):
-        next(loop(order.model_dump_json(), line))  # type: ignore[arg-type]
+        next(loop(order.model_dump_json(), line))
     found = held.capture().state
     assert (found.epoch, found.cursor, found.epoch_loss_sum) == (epoch, cursor, total)
     assert loop.left == [(epoch, True)]
@@ -464,7 +459,6 @@ def weighed_trial(mode: Trials, workers: int, **options: Any) -> tuple[Advised, 
 
 def test_auto_races_a_growth_that_nobody_knows():
     advised, found = weighed_trial(Trials.AUTO, 2)
-    assert found is not None
     assert found.mode is advised.worth.kind is Trials.RACE
     assert advised.untried == f"not tried first: {advised.worth}"
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from agent_service import serving
 from espalier_agent.history import decisions
 from espalier_core.estimates.gains import trial_gains
-from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult
 from espalier_trainer.checkpoints.document import CheckpointState
@@ -47,9 +45,7 @@ growth.Growth.adapted = with_all
 
 
 @pytest.fixture
-def tried(
-    workplace: Callable[..., Workplace], make_job: Callable[..., AdaptiveTrainingJob]
-) -> Callable[..., Workplace]:
+def tried(workplace, make_job):
     """Start a job with `extra` extra workers that try a growth before it is carried out."""
 
     def make(

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import signal
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
-from espalier_core.growth.architecture import Architecture
 from espalier_core.types.advice import Action, AdviceRequest
 from espalier_core.types.events import Warned
 from espalier_core.types.job import Fallback
@@ -23,7 +18,6 @@ from espalier_trainer.growth.advisor import AdvisorDecision, FallbackPolicy, NoA
 from espalier_trainer.net2net import Deepened, Widened
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter
-from trainer_processes import ended, until
 
 pytestmark = pytest.mark.slow
 
@@ -57,13 +51,6 @@ def test_widening_is_offered_carried_out_and_told(run, make_job):
     assert grown.parameters_after == found == done.reporter.report.parameters > grown.parameters_before
     assert done.trainer.network.architecture.parameters == found
     assert done.trainer.network.history == (Widened(group="block0.0", width=12, seed=0),)
-
-
-def test_copies_of_a_channel_move_apart(run, make_job):
-    done = run(make_job(adaptation=BOTH | {"maxAdaptations": 1}), advisor=Scripted((WIDEN,)), up_at=0.1)
-    rows = done.weights["block0.0.weight"].flatten(1)
-    assert len(rows) == 12
-    assert torch.cdist(rows, rows).add(torch.eye(12)).min() > 1e-3
 
 
 # Before the first decision, between the decisions, and in the middle of a later epoch.
@@ -118,49 +105,6 @@ def test_heuristic_widens_where_only_that_is_allowed(run, make_job):
     advisor = WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC, 0))
     done = run(make_job(adaptation={"actions": ["Widen"], "maxAdaptations": 1}), advisor=advisor, up_at=0.1)
     assert [one.action for one in done.result.adaptations] == ["Widen(block0.0)"]
-
-
-def _widening(body: dict[str, Any]) -> tuple[int, bytes]:
-    """Answer as an agent that widens the group asked about with the fewest channels; take what outcomes it is told."""
-    if "architecture" not in body:  # an outcome
-        return 204, b""
-    groups = Architecture.model_validate(body["architecture"]).channel_groups
-    action = {"kind": "Widen", "target": min(groups, key=lambda group: (group.width, group.id)).id}
-    answer = {"decisionId": f"d-{len(groups)}", "action": action, "policy": {"name": "test", "version": "1"}}
-    return 200, json.dumps(answer).encode()
-
-
-def test_two_processes_widen_together_and_a_killed_leader_takes_it_over(workplace, make_job, agent_server):
-    job = make_job(
-        timeBudgetSeconds=60,
-        adaptation=BOTH | {"maxAdaptations": 1, "decisionTimeoutSeconds": 30, "trials": "Off"},
-        training={"elasticBatch": "keepGlobal", "schedule": {"name": "Constant"}},
-        checkpoint={"intervalSeconds": 3600},
-    )
-    place = workplace(job, agent_url=agent_server(_widening).url)
-    place.allocate(2)
-    leader = place.start()
-    place.start(0)
-    until(lambda: "generation 1: 2 members" in place.log, place)
-    widened = until(lambda: [one for one in place.report().adaptations if one.result == "Grown"], place)[0]
-    assert widened.width_after == 2 * widened.width_before
-    step = place.report().step
-    until(lambda: place.report().step > step + 20, place)
-    for saved in place.checkpoints.glob("checkpoint-*"):
-        # What was saved when it grew: the leader is to take the worker's state instead, which is newer.
-        assert CheckpointStore(place.checkpoints).load_latest().state.growth, saved
-    leader.kill()
-    assert ended(leader, place) == -signal.SIGKILL
-    step = place.report().step
-    again = place.start()
-    until(lambda: place.log.count("generation 1: 2 members") == 2, place)
-    report = until(lambda: (now := place.report()).step > step + 20 and now, place)
-    assert report.parameters == widened.parameters_after
-    assert [one.result for one in report.adaptations] == ["Grown"]
-    again.terminate()
-    assert ended(again, place) == 143, place.log
-    state = CheckpointStore(place.checkpoints).load_latest().state
-    assert [(growth.group, growth.width) for growth in state.growth] == [(widened.action[6:-1], widened.width_after)]
 
 
 class _Picky(nn.Module):

@@ -76,23 +76,20 @@ def test_worker_that_does_not_lead_imports_and_waits_until_sigterm(start, tmp_pa
     assert not report.exists()
 
 
-def test_worker_that_is_asked_to_end_while_it_imports_ends_at_once(start, tmp_path):
-    (tmp_path / "slow.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\ndef net(): ...\n")
-    process = start({"training": {"model": {"entrypoint": "slow:net"}}}, ESPALIER_WORKER_ROLE="extra")
-    _logged(tmp_path, process, "importing")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE) == 0
-
-
-def test_worker_that_is_asked_to_end_while_it_loads_its_data_ends_at_once(start, tmp_path):
-    (tmp_path / "slow.py").write_text(
-        "import time\ndef data():\n    print('loading', flush=True)\n    time.sleep(600)\n"
-    )
-    training = {"dataset": {"entrypoint": "slow:data"}, "elasticBatch": "keepGlobal"}
-    process = start(
-        {"training": training}, ESPALIER_WORKER_ROLE="extra", ESPALIER_RENDEZVOUS=str(tmp_path / "rendezvous")
-    )
-    _logged(tmp_path, process, "loading")
+@pytest.mark.parametrize(
+    ("code", "part", "entrypoint"),
+    [
+        ("print('busy', flush=True)\ntime.sleep(600)\ndef net(): ...\n", "model", "slow:net"),
+        ("def data():\n    print('busy', flush=True)\n    time.sleep(600)\n", "dataset", "slow:data"),
+    ],
+    ids=["imports", "loads its data"],
+)
+def test_worker_that_is_asked_to_end_before_it_is_ready_ends_at_once(start, tmp_path, code, part, entrypoint):
+    (tmp_path / "slow.py").write_text(f"import time\n{code}")
+    training = {part: {"entrypoint": entrypoint}, "elasticBatch": "keepGlobal"}
+    rendezvous = str(tmp_path / "rendezvous")
+    process = start({"training": training}, ESPALIER_WORKER_ROLE="extra", ESPALIER_RENDEZVOUS=rendezvous)
+    _logged(tmp_path, process, "busy")
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 0
 

@@ -285,6 +285,14 @@ def test_a_model_without_growth_points_says_so_and_nobody_is_asked(run, make_job
     assert run(job).reporter.report.cannot_grow == "", "nobody wanted it to grow"
 
 
+def test_a_bound_that_allows_no_growth_is_said_before_anyone_is_asked(run, make_job):
+    """The agent was asked three times, and was said not to know the model."""
+    advisor = Scripted((BLOCK0,))
+    report = run(make_job(adaptation={"maxParameters": 1}), advisor=advisor, up_at=0.0).reporter.report
+    assert (advisor.asked, report.grows) == ([], False)
+    assert report.cannot_grow.startswith("adaptation.maxParameters is 1, which each growth of its ")
+
+
 def test_outcome_is_reported_for_the_agents_decisions(run, make_job):
     advisor = Scripted((BLOCK0,))
     done = run(make_job(), advisor=advisor, up_at=0.1)

@@ -172,8 +172,7 @@ def test_advice_not_to_grow_is_not_final_before_a_worker_can_try_a_growth(tried,
         agent_url=url,
         late=True,
     )
-    if trials == "Race":
-        until(lambda: [event for event in of(place, "Warned") if "is repeated once" in event.message], place)
+    until(lambda: [event for event in of(place, "Warned") if "is repeated once" in event.message], place)
     until(lambda: len(of(place, "EpochFinished")) > 3, place)
     assert of(place, "AdaptationFinished") == []
     place.processes.append(place.start(0))

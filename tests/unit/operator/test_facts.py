@@ -54,6 +54,7 @@ def test_a_replayed_snapshot_gives_the_same_plan(job_of):
     [
         ("{", "not complete JSON"),
         ("[]", "is not a snapshot"),
+        ('{"kind": "Plan", "version": 1, "taken_at": 1}', "kind is not 'Snapshot'"),
         ('{"kind": "Snapshot", "version": 9}', "version is 9; this Espalier reads 1"),
         ('{"kind": "Snapshot", "version": 1, "taken_at": "soon"}', "taken_at: "),
         ('{"kind": "Snapshot", "version": 1, "taken_at": 1, "nodes": [{"name": "n"}]}', r"nodes\.0\.gpu_type: "),

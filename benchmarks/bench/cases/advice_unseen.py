@@ -3,12 +3,11 @@
 Beside it: never growing, always the first growth, the growth that mixes places first, the first whole block, and other
 policies. A family is judged by what its decisions cost: the test score below that of the best arm.
 
-Takes an hour. With `--records`, nothing is trained: policies are judged on records of `espalier agent collect`, such as
+Takes an hour. With `--records benchmarks/bench/held_back/*`, nothing is trained: policies are judged on the language
+models that none may learn from, two seeds in three CPU hours each of
 
-    espalier agent collect --corpus language-unseen --way every --moments 15%,40%,70% --most 2 -o drawn.json.xz
-    espalier agent collect --corpus benchmarks/bench/unseen_language.py ...  -o by-hand.json.xz
-
-which have the language models that no policy may learn from.
+    espalier agent collect --corpus language-unseen --way every --moments 15%,40%,70% --most 2 --output ...
+    espalier agent collect --corpus benchmarks/bench/unseen_language.py ...
 """
 
 from __future__ import annotations

@@ -123,7 +123,8 @@ def _described(option: Option) -> dict[str, Any]:
     several = isinstance(default, list | tuple)
     example = default[0] if several and default else default
     kind = option.type or (str if example is None else type(example))
-    return {**about, "type": kind, "choices": option.choices, **({"nargs": "*"} if several else {})}
+    many = {"nargs": "*", "action": "store" if default else "extend"} if several else {}  # given twice: both count
+    return {**about, "type": kind, "choices": option.choices, **many}
 
 
 def _text(value: Any) -> str:

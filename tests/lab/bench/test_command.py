@@ -35,7 +35,7 @@ def case(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise RunStoreError("file: holds other runs; name another file")
 
     vars(made).update(
-        OPTIONS={"seeds": Option(5), "loads": Option([0.5, 1.0], "of the cluster"), "picture": PICTURE},
+        OPTIONS={"seeds": Option(5), "loads": Option([0.5, 1.0]), "files": Option([], type=str), "picture": PICTURE},
         QUICK={"seeds": 1},
         run=run,
     )
@@ -69,8 +69,8 @@ def test_quick_changes_defaults_alone_and_leaves_nothing(case: dict[str, Any]) -
     main(["joint", "--quick"])
     assert (case["seeds"], case["loads"], case["picture"]) == (1, [0.5, 1.0], None)
     assert not case["work_dir"].exists()
-    main(["joint", "--quick", "--seeds", "3"])
-    assert case["seeds"] == 3
+    main(["joint", "--quick", "--seeds", "3", "--files", "a", "b", "--files", "c"])
+    assert (case["seeds"], case["files"]) == (3, ["a", "b", "c"])
 
 
 def test_nothing_is_kept_but_the_picture_where_no_folder_is_named(

@@ -146,6 +146,7 @@ def summarize(
     reports = [report] if report is not None and report.step else []  # one of a script that failed early counts nothing
     known: list[TrainerFinished | Report | EpochFinished | TrainerStarted]
     known = [*finished[-1:], *reports, *epochs[-1:], *started[-1:]]
+    unable = reports[0].cannot_grow if reports else ""
     latest = max(known, key=lambda each: each.used_seconds, default=None)
     read = next((event for event in reversed(events) if isinstance(event, ProgressRead)), None)
     counted = latest or read
@@ -176,10 +177,7 @@ def summarize(
         adaptations=_adaptations(events, reports),
         done=read.done if read else None,
         metrics=read.metrics if read else (),
-        cannot_grow=next(
-            (event.message for event in reversed(warned) if event.reason == NOT_GROWABLE),
-            reports[0].cannot_grow if reports else "",
-        ),
+        cannot_grow=next((event.message for event in reversed(warned) if event.reason == NOT_GROWABLE), unable),
         not_tried=next((event.message for event in reversed(warned) if event.reason in NOT_TRIED), ""),
         max_step_gap_seconds=max(gaps, default=0.0),
     )

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache, partial
 from math import prod
 
 from torch import nn
@@ -140,25 +141,29 @@ class Adapter:
     loss: Callable[[nn.Module], float | None] = lambda _module: None
     """Returns the loss of a module on a fixed batch; None where it is unknown."""
 
+    def may_grow(self, network: Network, progress: RunProgress, waiting: Set[Action] = frozenset()) -> bool:
+        """Return whether any growth of the network may be advised that is not `waiting`."""
+        found = network.architecture
+        return found is not None and any(True for _ in _allowed(*self._limits(network, found, progress, waiting)))
+
+    def _limits(
+        self, network: Network, architecture: Architecture, progress: RunProgress, waiting: Set[Action]
+    ) -> tuple[AdaptationSpec, Architecture, int, Set[Action], Task, Callable[[], Set[str]]]:
+        """Return the arguments of `allowed_actions`."""
+        spec, scalable = self.job.spec, partial(scalable_runs, network.module, self.example_input)
+        return spec.adaptation, architecture, progress.parameters_before, waiting, spec.training.task, scalable
+
     def question(self, network: Network, progress: RunProgress, allocation: Allocation) -> AdviceRequest:
         """Return the request for advice on growth."""
         if network.architecture is None:
             raise ValueError("a network without a description cannot be advised on")
-        spec = self.job.spec.adaptation
         return AdviceRequest(
             job=self.job.key,
             architecture=network.architecture,
             time_left_seconds=self.scheduler.time_left(),
             time_budget_seconds=self.scheduler.time_budget(),
             allocation=allocation,
-            allowed_actions=allowed_actions(
-                spec,
-                network.architecture,
-                progress.parameters_before,
-                network.waiting,
-                self.job.spec.training.task,
-                lambda: scalable_runs(network.module, self.example_input),
-            ),
+            allowed_actions=allowed_actions(*self._limits(network, network.architecture, progress, network.waiting)),
             progress=AdviceProgress(
                 epoch=progress.epoch,
                 step=progress.step,
@@ -313,28 +318,24 @@ def allowed_actions(
     earlier one; `scalable` returns the runs of blocks that can be copied whole. `Nothing` is always allowed and not
     listed.
     """
-    bound = _bound(spec, started_with)
-    all_of_them = offered(architecture)
-    wanted = tuple(action for action in all_of_them if action.kind in spec.actions and action not in waiting)
-    ways = spec.insertions(task)
-    if ways != (Insertion.EXACT,) and any(operation(action.kind).inserts for action in wanted):
-        wanted = tuple(_in_all_ways(wanted, ways, scalable()))
-    if bound is None:
-        return None if wanted == all_of_them else wanted
-    return tuple(action for action in wanted if action.carried_out(architecture).parameters <= bound)
+    found = tuple(_allowed(spec, architecture, started_with, waiting, task, scalable))
+    return None if _bound(spec, started_with) is None and found == offered(architecture) else found
 
 
-def any_allowed(
-    spec: AdaptationSpec, architecture: Architecture, started_with: int, waiting: Set[Action] = frozenset()
-) -> bool:
-    """Return whether any growth may be advised, as `allowed_actions`."""
-    bound = _bound(spec, started_with)
-    return any(
-        action.kind in spec.actions
-        and action not in waiting
-        and (bound is None or action.carried_out(architecture).parameters <= bound)
-        for action in offered(architecture)
-    )
+def _allowed(
+    spec: AdaptationSpec,
+    architecture: Architecture,
+    started_with: int,
+    waiting: Set[Action],
+    task: Task,
+    scalable: Callable[[], Set[str]],
+) -> Iterator[Action]:
+    """Yield the actions of `allowed_actions`, each when it is asked for."""
+    bound, ways = _bound(spec, started_with), spec.insertions(task)
+    wanted = (action for action in offered(architecture) if action.kind in spec.actions and action not in waiting)
+    for action in wanted if ways == (Insertion.EXACT,) else _in_all_ways(wanted, ways, cache(scalable)):
+        if bound is None or action.carried_out(architecture).parameters <= bound:
+            yield action
 
 
 def _bound(spec: AdaptationSpec, started_with: int) -> int | None:
@@ -344,14 +345,16 @@ def _bound(spec: AdaptationSpec, started_with: int) -> int | None:
     return min((most * started_with for name in spec.actions if (most := operation(name).bound)), default=None)
 
 
-def _in_all_ways(actions: Sequence[Action], ways: Sequence[Insertion], scalable: Set[str]) -> Iterator[Action]:
+def _in_all_ways(
+    actions: Iterable[Action], ways: Sequence[Insertion], scalable: Callable[[], Set[str]]
+) -> Iterator[Action]:
     """Yield the actions; those that insert blocks once for each way that their run allows."""
     for action in actions:
         if not operation(action.kind).inserts:
             yield action
             continue
         for way in ways:
-            if len(ways) == 1 or not way.whole or action.target in scalable:
+            if len(ways) == 1 or not way.whole or action.target in scalable():
                 yield action.model_copy(update={"insertion": way})
 
 

@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from espalier_core.base import number_of
-from espalier_core.types.advice import Action
+from espalier_core.types.advice import Action, offered
 from espalier_core.types.events import NOT_GROWABLE
-from espalier_core.types.job import AdaptationMode, AdaptationSpec, Insertion, Trials
+from espalier_core.types.job import AdaptationMode, Insertion, Trials
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, Arm, TrainerPhase
 from espalier_core.types.task import Score
@@ -18,7 +18,7 @@ from espalier_trainer.checkpoints.document import Checkpoint, CheckpointIdentity
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.team import Team
 from espalier_trainer.growth.advisor import AdvisorBackoff
-from espalier_trainer.growth.consultation import Adapter, Advised, Consultation, any_allowed
+from espalier_trainer.growth.consultation import Adapter, Advised, Consultation
 from espalier_trainer.growth.forecasting import Forecasting, report_outcome
 from espalier_trainer.run.bidding import Bidding
 from espalier_trainer.training.network import Network
@@ -80,7 +80,7 @@ class Growth:
             message = f"no growth is tried first (adaptation.trials: {spec.trials}): {self._cannot_try}"
             journal.warn("TrialsNotPossible", message)
         why = "" if spec.mode is AdaptationMode.OFF else self._cannot_grow or self._cannot_grow_within_bound
-        journal.cannot_grow, journal.grows = why, not why or self._allows(spec)
+        journal.cannot_grow, journal.grows = why, not why or self._allows()
         if why and self._adapter is not None:  # a script that does not let its model grow knows that
             journal.warn(NOT_GROWABLE, why)
 
@@ -142,23 +142,23 @@ class Growth:
     def _may_grow(self) -> bool:
         """Whether the network has places to grow at, and the job allows another growth."""
         run = self._run
-        spec = run.job.spec.adaptation
-        may = run.progress.consultations < spec.max_adaptations and run.hooks.may_grow
-        return may and self._allows(spec, run.state.network.waiting)
+        may = run.progress.consultations < run.job.spec.adaptation.max_adaptations and run.hooks.may_grow
+        return may and self._allows(run.state.network.waiting)
 
     @property
     def _cannot_grow_within_bound(self) -> str:
         """Why `maxParameters` allows no growth of the network; '' if it does."""
-        spec, parameters = self._run.job.spec.adaptation, self._run.state.network.parameters
-        most = spec.max_parameters
-        if most is None or self._allows(spec) or not self._allows(spec.model_copy(update={"max_parameters": 10**13})):
+        spec, found = self._run.job.spec.adaptation, self._run.state.network.architecture
+        if self._adapter is None or found is None or spec.max_parameters is None or self._allows():
             return ""
-        return f"adaptation.maxParameters is {most:,}, which each growth of its {parameters:,} exceeds; raise it"
+        offers = any(action.kind in spec.actions for action in offered(found))
+        most = f"adaptation.maxParameters is {spec.max_parameters:,}"
+        return f"{most}, which each growth of its {found.parameters:,} exceeds; raise it" if offers else ""
 
-    def _allows(self, spec: AdaptationSpec, waiting: Set[Action] = frozenset()) -> bool:
-        """Return whether any growth of the network is allowed that does not have to wait."""
-        found, started_with = self._run.state.network.architecture, self._run.progress.parameters_before
-        return found is not None and any_allowed(spec, found, started_with, waiting)
+    def _allows(self, waiting: Set[Action] = frozenset()) -> bool:
+        """Return whether any growth of the network may be advised that does not have to wait."""
+        run = self._run
+        return self._adapter is not None and self._adapter.may_grow(run.state.network, run.progress, waiting)
 
     def look_ahead(self) -> None:
         """Report the expected gain of growing to the scheduler, unless a trial is measuring it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,15 @@ import pytest
 import torch
 from bodies import ask
 from click.testing import CliRunner
+from torch import Tensor, nn
+from torch.nn import functional
 
 from espalier_agent.commands.agent import agent
 from espalier_agent.data import carried_corpus, carried_tables, named_architecture
 from espalier_agent.learners.learning import LEARNERS, LearningError
 from espalier_agent.learners.trees import LEARNER
 from espalier_agent.policies.advice import advise, decide
+from espalier_agent.policies.familiarity import Domain
 from espalier_agent.policies.policy import Policy, default_policy, load_policy, save_policy
 from espalier_agent.policies.tree_ensemble import NODES, Trees, TreesNetwork, squashed
 from espalier_agent.policies.tree_features import STATIC, UNKNOWN, RequestFacts, static_features
@@ -365,3 +369,53 @@ def test_the_shipped_policy_widens_where_that_gains_most(corpora: dict[str, Grow
         if (request := record.request(moment)) is not None
     }
     assert kinds >= {"Deepen", "Widen", "Nothing"}
+
+
+class Transposed(nn.Module):
+    """GPT-2's `Conv1D`."""
+
+    def __init__(self, given: int, made: int) -> None:
+        super().__init__()
+        self.made = made
+        self.weight, self.bias = nn.Parameter(torch.randn(given, made)), nn.Parameter(torch.zeros(made))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.made)
+
+
+class RootMean(nn.Module):
+    """RMSNorm as Llama's code has it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Block(nn.Module):
+    """Adds an MLP to what it reads."""
+
+    def __init__(self, layer: Callable[[int, int], nn.Module], norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.norm, self.expand, self.project = norm(8), layer(8, 16), layer(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.project(functional.gelu(self.expand(self.norm(x))))
+
+
+def test_layers_and_norms_that_are_written_by_hand_are_read_as_those_of_torch() -> None:
+    """All but the operations that they are made of: their number is in the costs, and in places along the path."""
+    rows = []
+    for layer, norm in ((nn.Linear, nn.RMSNorm), (Transposed, RootMean)):
+        model = nn.Sequential(nn.Embedding(10, 8), Block(layer, norm), Block(layer, norm), nn.Linear(8, 10))
+        described = describe(model, torch.zeros(1, 4, dtype=torch.long), operations=["AddBlock"])
+        found = static_features(described, RequestFacts())
+        rows.append({str(action): row for action, row in found.items() if action.kind == "AddBlock"})
+        domain = Domain.of(Task.CLASSIFICATION, [described], [])
+    assert domain.sizes["layers"].most == 5
+    assert rows[0].keys() == rows[1].keys() == {"AddBlock(1)", "AddBlock(1, Scaled)", "AddBlock(1, Unfold)"}
+    for name, row in rows[0].items():
+        apart = {STATIC[place] for place in np.flatnonzero(row[: len(STATIC)] != rows[1][name][: len(STATIC)])}
+        assert apart <= {"place along the longest path"}

@@ -36,6 +36,7 @@ RUNS = {
 LIBRARIES = {
     "transformers: gpt2": ("transformer.h.0",),
     "transformers: llama": ("model.layers.0",),
+    "transformers: mistral": ("model.layers.0",),
     "transformers: qwen2": ("model.layers.0",),
     "transformers: t5": ("encoder.block.1",),
     "transformers: t5 with a short decoder": ("encoder.block.1", "decoder.block.1"),

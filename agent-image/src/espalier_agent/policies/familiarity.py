@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Self
 
 from espalier_core.base import Record
-from espalier_core.growth.architecture import Architecture
+from espalier_core.growth.architecture import Architecture, layered
 from espalier_core.types.advice import AdviceRequest, Familiarity
 from espalier_core.types.task import Task
 
@@ -37,7 +37,7 @@ class Domain(Record):
     @classmethod
     def of(cls, task: Task, architectures: Iterable[Architecture], steps_left: Sequence[float]) -> Self:
         """Return the domain of these models; `steps_left` are those of their decisions, where known."""
-        models = list(architectures)
+        models = [layered(one) for one in architectures]
         found = {
             "parameters": [float(model.parameters) for model in models],
             "layers": [float(model.depth) for model in models],
@@ -56,7 +56,7 @@ def familiarity(domain: Domain | None, request: AdviceRequest) -> Familiarity | 
         known = request.task is Task.CLASSIFICATION
         return None if known else Familiarity(known=False, outside=(f"task {request.task}",))
     outside = [] if request.task is domain.task else [f"task {request.task}"]
-    model = request.architecture
+    model = layered(request.architecture)
     # How a model is written decides which operators without weights it has (a reshape, dropout): they say little of it.
     weighted = {one.operator for one in model.layers if one.parameters}
     outside += [f"operator {name}" for name in sorted(weighted - {*domain.operators})]

@@ -30,6 +30,7 @@ from espalier_core.growth.architecture import (
     GrowthPoint,
     Layer,
     layer_seconds,
+    layered,
     mixes,
     places_of_all,
     step_seconds,
@@ -125,7 +126,7 @@ def ways(action: Action) -> tuple[Action, ...]:
 def static_features(architecture: Architecture, facts: RequestFacts) -> dict[Action, Vector]:
     """Return the `STATIC` and `INSERTED` features of each growth that a model offers, in each way to insert it."""
     growths = offered(architecture)
-    model = _Model(architecture, facts)
+    model = _Model(layered(architecture), facts)
     found: dict[Action, Vector] = {}
     mixed: set[str] = set()
     alike = Counter(action.kind for action in growths)
@@ -148,7 +149,8 @@ def static_features(architecture: Architecture, facts: RequestFacts) -> dict[Act
 
 def changing_features(architecture: Architecture, facts: RequestFacts) -> list[float]:
     """Return the `DYNAMIC` features except the time, and the `PROGRESS` features."""
-    return [*_dynamic(architecture, facts), *_progress(architecture, facts)]
+    model = layered(architecture)
+    return [*_dynamic(model, facts), *_progress(model, facts)]
 
 
 def row_of(static: Vector, share: float, changing: Sequence[float]) -> list[float]:
@@ -256,7 +258,7 @@ class _Model:
             mixing and first,
             len(weighted),
             any(layer.operator == "Add" for layer in added),
-            any("Norm" in layer.operator for layer in added),
+            _normed(added),
             self._reached[after] / self._furthest,
             share,
             math.log2(1 + parameters),
@@ -279,7 +281,7 @@ class _Model:
             self._architecture.depth,
             math.log2(self._parameters),
             growths,
-            any("Norm" in layer.operator for layer in layers),
+            _normed(layers),
             any(layer.operator in RECURRENT for layer in layers),
             any(part in layer.operator for layer in layers for part in ATTENTION),
             sum(point.grown for point in points) + sum(run.grown for run in self._architecture.blocks or ()),
@@ -301,6 +303,11 @@ class _Model:
             group = architecture.channel_group(str(action.target))
             return tuple(self._layers[name] for name in group.makers if name in self._layers), group.id, 0
         return (), architecture.layers[-1].name, 0
+
+
+def _normed(layers: Sequence[Layer]) -> bool:
+    """Return whether one is a norm; Llama's code writes its own as a product with `rsqrt`."""
+    return any("Norm" in layer.operator or layer.operator == "Rsqrt" for layer in layers)
 
 
 def _width(layer: Layer) -> int:

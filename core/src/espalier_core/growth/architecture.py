@@ -27,7 +27,8 @@ AttributeValue = bool | int | float | str | tuple[int, ...] | None
 WEIGHT_OPERATORS = frozenset({"Linear", "Conv1d", "Conv2d", "Conv3d"})
 """Operators that count towards depth."""
 
-
+PRODUCTS: Final = {"Linear": (1, 0), "Addmm": (0, 1), "MatMul": (0, 1)}
+"""Functions that multiply by a matrix of parameters: which of its sizes is that of the inputs, and of the outputs."""
 MOST: Final = 2**60
 """Largest count in a description, so that results computed from it stay within the range of a float."""
 OPERATION_SECONDS: Final = 4e-5
@@ -214,6 +215,30 @@ class Architecture(Record):
                 return group
         known = ", ".join(group.id for group in self.channel_groups) or "none"
         raise GrowthError(f"{group_id!r} is not a widening group of this model; its groups: {known}")
+
+
+def layered(architecture: Architecture) -> Architecture:
+    """Return a description in which products with a matrix of parameters are the linear layers that they compute.
+
+    GPT-2 of Hugging Face has no other: its layers keep their weights transposed, and call `torch.addmm`.
+    """
+    points = (point.model_copy(update={"insertion": _layered(point.insertion)}) for point in architecture.growth_points)
+    return architecture.model_copy(update={"layers": _layered(architecture.layers), "growth_points": tuple(points)})
+
+
+def _layered(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    found = {layer.name: layer for layer in layers}
+    for layer in layers:
+        held = [one for one in map(found.get, layer.inputs) if one is not None and one.operator == "Parameter"]
+        shapes = [shape for one in held if isinstance(shape := one.attributes.get("shape"), tuple) and len(shape) == 2]
+        if layer.operator not in PRODUCTS or layer.parameters or len(shapes) != 1:
+            continue
+        given, made = (shapes[0][place] for place in PRODUCTS[layer.operator])
+        parameters = sum(one.parameters for one in held)
+        found |= {one.name: one.model_copy(update={"parameters": 0}) for one in held}
+        changed = {"operator": "Linear", "attributes": {"in_features": given, "out_features": made}}
+        found[layer.name] = layer.model_copy(update={**changed, "parameters": parameters})
+    return tuple(found.values())
 
 
 def layer_seconds(layer: Layer, places: int, batch_size: int) -> float:

@@ -43,9 +43,13 @@ def without_looks(
 ) -> dict[str, Operation]:
     """Return the operations without functions whose only use is that Python reads values (`looked_at`).
 
-    Scalars of a parameter that only these functions use count at its layer.
+    Nor are there constants that nothing reads: Mistral's cache makes one for each block, before all of them. Scalars of
+    a parameter that only these functions use count at its layer.
     """
     left, only_read = dict(operations), set(looked_at)
+    for name, one in operations.items():
+        if one.operator not in ("Input", "Buffer") and not one.parameters and only_read.issuperset(one.inputs):
+            only_read.add(name)
     readers = Counter(given for one in operations.values() for given in set(one.inputs))
     for name, one in reversed(list(operations.items())):
         if name not in only_read or readers[name] or name in outputs:

@@ -35,7 +35,7 @@ from espalier_lab.growth.judge.verdict import Rule, decisions_of, judged
 from espalier_lab.learners import graph_gains
 
 CORPORA = ("free", "growth")
-LANGUAGE = ("language", "language-long")
+LANGUAGE = ("language", "language-long", "language-longest")
 FOLDS = 5
 RIVALS = ("none", "first block, Unfold", "classifiers' Auto, 1 GPU")
 GPUS = (1, RACE_GPUS)
@@ -129,11 +129,12 @@ def of_language_models(options: argparse.Namespace) -> Parts:
         "advice": lambda record, moment: advised_by(learnt[record.family][0])(record, moment),
     }
     rules |= ours.rules() | others.rules()
-    for name, chosen in ((LANGUAGE[1], corpora[1:]), ("both", corpora)):
-        records = [case for corpus in chosen for case in corpus.cases]
+    for grown in (False, True):
+        what = f"{'second' if grown else 'first'} decisions: "
+        records = [case for corpus in corpora for case in corpus.cases if bool(case.grown) == grown]
         ours.lent.clear()
-        yield from verdicts(judged(decisions_of(records, [], rules), RIVALS), f"{name}: ", bars=())
-        yield ours.table(f"{name}: ")
+        yield from verdicts(judged(decisions_of(records, [], rules), RIVALS), what, bars=())
+        yield ours.table(what)
 
 
 def of_classifiers(options: argparse.Namespace) -> Parts:

@@ -4,7 +4,7 @@ Beside it: never growing, always the first growth, the growth that mixes places 
 policies. A family is judged by what its decisions cost: the test score below that of the best arm.
 
 Takes an hour. With `--records benchmarks/bench/held_back/*`, nothing is trained: policies are judged on the language
-models that none may learn from, two seeds in three CPU hours each of
+models that none may learn from: three seeds, an hour and a half of a core each, of
 
     espalier agent collect --corpus language-unseen --way every --moments 15%,40%,70% --most 2 --output ...
     espalier agent collect --corpus benchmarks/bench/unseen_language.py ...

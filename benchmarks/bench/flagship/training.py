@@ -65,8 +65,7 @@ class Bench:
         elif cell.arm in INSERTIONS:
             done = self.grown(cell, INSERTIONS[cell.arm])
         elif cell.arm is Arm.ADVISED:
-            start = self.trunk(cell, cell.moment)
-            done = self.train(cell, SMALL, insertion=Insertion.UNFOLD, advisor=ShippedPolicy(), start=start)
+            done = self.train(cell, SMALL, insertion=Insertion.UNFOLD, advisor=ShippedPolicy())
         elif cell.arm is Arm.RACED:
             done, trial_seconds = self._raced(cell)
         else:
@@ -204,7 +203,7 @@ class Bench:
         cost = self.subject.cost if blocks else lambda _: self.subject.cost.base
         clock = VirtualScheduler(cell.budget, cost, () if arrives is None else (ReplicaChange(arrives, 2),))
         run = VirtualRun(
-            job=with_spec(self.job(cell, blocks), adaptation=adaptation),
+            job=with_spec(self.job(cell, blocks, asks=advisor is not None), adaptation=adaptation),
             seed=cell.seed + (OTHER_ORDER if used else 0),
             services=Services(clock, advisor=advisor or Scripted(tuple(script)), used_seconds=used),
             data=self.subject.data,
@@ -231,10 +230,12 @@ class Bench:
             raise RuntimeError(f"{cell}: ended as {result.phase}: {result.reason} {result.message}")
         return finished
 
-    def job(self, cell: Cell, blocks: int) -> AdaptiveTrainingJob:
-        """Return the job of a cell's net with this number of blocks."""
+    def job(self, cell: Cell, blocks: int, *, asks: bool = False) -> AdaptiveTrainingJob:
+        """Return the job of a cell's net with this number of blocks. One that `asks` an agent shows it evaluations."""
         training = {"model": {"options": {"blocks": blocks or SMALL}}, "optimizer": {"learningRate": cell.rate}}
-        return undisturbed(self.subject.shortened, timeBudgetSeconds=cell.budget, training=training)
+        job = self.subject.shortened
+        every = {"evaluateEveryEpochs": job.spec.training.evaluate_every_epochs} if asks else {}
+        return undisturbed(job, timeBudgetSeconds=cell.budget, training=training | every)
 
 
 def answer(given: Adaptation) -> str:

@@ -24,8 +24,9 @@ def test_one_moment_leaves_no_second_decision() -> None:
     assert options((0.2,), Way.INSERTED).chosen() == [Way.INSERTED]
     assert options((0.2,)).chosen() == [Way.PLAIN, Way.FASTER]
     assert options((0.2, 0.5), Way.FASTER, Way.PLAIN).chosen() == [Way.PLAIN, Way.FASTER]
-    with pytest.raises(InputError, match="--way grown"):
-        options((0.2,), Way.GROWN).chosen()
+    for way in (Way.GROWN, Way.AGAIN):
+        with pytest.raises(InputError, match=f"--way {way}"):
+            options((0.2,), way).chosen()
 
 
 def test_a_corpus_says_how_it_is_made_again() -> None:

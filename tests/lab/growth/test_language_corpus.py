@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from espalier_core.types.job import OptimizerSpec
+from espalier_core.types.job import Insertion, OptimizerSpec
 from espalier_core.types.outcomes import CaseRecord
 from espalier_core.types.task import Task
-from espalier_lab.growth.corpus.language import LANGUAGE, LANGUAGE_LONG, LANGUAGE_UNSEEN, LanguageModel, drawn, turned
+from espalier_lab.growth.corpus.language import LANGUAGE, LANGUAGE_SETS, LANGUAGE_UNSEEN, LanguageModel, drawn, turned
 from espalier_lab.growth.corpus.texts import TEXTS, windows_of
 from espalier_lab.growth.judge.case import CaseError, JudgeCase, JudgeSplit, checked
 from espalier_lab.growth.judge.case_run import CaseRun
@@ -58,13 +58,15 @@ def test_products_of_rotary_heads_depend_on_the_distance_of_places_alone() -> No
 
 
 def test_families_are_many_and_those_that_judge_are_others() -> None:
-    learned, unseen = (*LANGUAGE(), *LANGUAGE_LONG()), LANGUAGE_UNSEEN()
-    assert len({case.family for case in learned}) >= 40
+    learned, unseen = [case for families in LANGUAGE_SETS[:-1] for case in families()], LANGUAGE_UNSEEN()
+    assert len({case.family for case in learned}) >= 60
     assert len(unseen) >= 10
     designs = [{case.family.split("-", 2)[2].split("-", 1)[1] for case in cases} for cases in (learned, unseen)]
     assert not designs[0] & designs[1]
-    assert [case.name for case in learned] == [case.name for case in (*LANGUAGE(), *LANGUAGE_LONG())]
-    assert min(case.steps for case in LANGUAGE_LONG()) >= 1500
+    for families in LANGUAGE_SETS:
+        steps = [case.steps for case in families()]
+        assert steps == [case.steps for case in families()]
+        assert families.long < 1 or families.steps[0] / 3 <= min(steps) <= max(steps) <= families.steps[1]
 
 
 def test_a_language_model_is_judged_by_the_probability_of_the_right_character() -> None:
@@ -97,6 +99,12 @@ def test_the_agent_is_asked_about_a_language_model_as_its_trainer_would_ask() ->
     figures = {metric.name: metric.value for metric in request.progress.metrics}
     assert "validation_accuracy" not in figures
     assert figures["validation_bits_per_character"] == pytest.approx(moment.validation_loss / math.log(2), rel=1e-3)
+    ways = (Insertion.SCALED, Insertion.UNFOLD)
+    again = decided(short, 0, Setting(moments=(0.3, 0.6), most=2, grown=True, inserted=ways))
+    (before,), (moment,) = again.grown, again.moments
+    assert before.insertion in (None, *ways)
+    assert again.architecture.parameters > record.architecture.parameters
+    assert {arm.action.insertion for arm in moment.every} == {None, *ways}
 
 
 @pytest.mark.parametrize(

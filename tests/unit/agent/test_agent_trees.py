@@ -23,7 +23,7 @@ from espalier_agent.policies.advice import advise, decide
 from espalier_agent.policies.familiarity import Domain
 from espalier_agent.policies.policy import Policy, default_policy, load_policy, save_policy
 from espalier_agent.policies.tree_ensemble import NODES, Trees, TreesNetwork, squashed
-from espalier_agent.policies.tree_features import STATIC, UNKNOWN, RequestFacts, static_features
+from espalier_agent.policies.tree_features import FEATURES, OF_SIZE, STATIC, UNKNOWN, RequestFacts, static_features
 from espalier_core.files.documents import DocumentError
 from espalier_core.growth.architecture import AttributeValue
 from espalier_core.types.advice import Action, CurvePoint, Progress, offered
@@ -309,7 +309,7 @@ def corpora() -> dict[str, GrowthCorpus]:
     ("part", "recipe", "names", "sets"),
     [
         (0, "default", ("growth", "free"), ("lamelas", "digits", "cifar8")),
-        (1, "language", ("language", "language-long"), ()),
+        (1, "language", ("language", "language-long", "language-longest"), ()),
     ],
 )
 def test_the_carried_trees_are_what_their_command_makes(
@@ -332,6 +332,9 @@ def test_the_shipped_policy_answers_for_language_models_by_trees_of_their_own_an
     assert {answer.policy for answer in answers} == {shipped.parts[1].identity}
     assert all(answer.familiarity is not None and answer.familiarity.known for answer in answers)
     assert Insertion.UNFOLD in {answer.action.insertion for answer in answers}
+    read = {FEATURES[int(place)] for place in shipped.parts[1].network.get_buffer("feature").unique() if place >= 0}
+    assert len(read) > 15
+    assert not read & {*OF_SIZE}
 
 
 def test_trees_for_language_models_refuse_tables_of_classifications() -> None:

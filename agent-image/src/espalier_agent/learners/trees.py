@@ -7,7 +7,8 @@ tree left out also determine the caution at which the policy does little harm: t
 which the expected gain is lowered, and the gain then needed to beat nothing.
 
 Each tree has three parts, learnt separately: the first added layers, later ones, and widenings. When learnt together,
-advice on where to add the first layers was worse.
+advice on where to add the first layers was worse; of language models, of which few have grown before, all that add are
+learnt together.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from espalier_agent.learners.growths import (
 from espalier_agent.learners.learning import LearningError, LearningProgress, ProgressCallback
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.tree_ensemble import DEPTH, LEAVES, TREES, Trees, TreesNetwork, squashed
-from espalier_agent.policies.tree_features import BASE, FEATURES
+from espalier_agent.policies.tree_features import BASE, FEATURES, OF_SIZE
 from espalier_core.estimates.gains import HARM
 from espalier_core.types.task import Task
 
@@ -63,7 +64,7 @@ class TreesConfig(GrowthsConfig):
 
 
 class TreesTaskConfig(TreesConfig, OfTask):
-    """Hyperparameters of the trees for another task than classification, which read all features."""
+    """Hyperparameters of the trees for another task than classification, which read features that carry over sizes."""
 
 
 class TreesHistoryConfig(TreesConfig, HeldOut):
@@ -78,24 +79,27 @@ def _fit(
     if importlib.util.find_spec("sklearn") is None:
         raise LearningError("learner trees: scikit-learn is not installed; pip install 'espalier-agent[trees]'")
     rows = stacked(found)
-    features = rows.features if isinstance(config, OfTask) else rows.features[:, : len(BASE)]
+    features = rows.features[:, : len(BASE)]
+    if isinstance(config, OfTask):
+        features = np.where(np.isin(FEATURES, OF_SIZE), np.float32(0), rows.features)  # no tree reads what is constant
     targets = np.array([squashed(float(gain), network.task) for gain in rows.gains], dtype=np.float32)
     chance = random.Random(seed)
     families = int(rows.families.max()) + 1
     left_out = np.zeros((TREES, len(targets)), dtype=bool)
     widens, later = (rows.features[:, one] > PARTED for one in (WIDENS, GROWN))
-    parts = (~widens & ~later, ~widens & later, widens)
-    for tree in range(TREES):
+    adding = (~widens,) if isinstance(config, OfTask) else (~widens & ~later, ~widens & later)
+    for number in range(TREES):
         drawn = np.bincount([chance.randrange(families) for _ in range(families)], minlength=families)
         counts = drawn[rows.families]
-        left_out[tree] = counts == 0
+        left_out[number] = counts == 0
         weights = rows.weights * counts
-        first, again, widening = (
-            _grown(features, targets, weights * part, config, chance.randrange(2**31)) for part in parts
+        *added, widening = (
+            _grown(features, targets, weights * part, config, chance.randrange(2**31)) for part in (*adding, widens)
         )
-        for name, values in _joined(WIDENS, _joined(GROWN, first, again), widening).items():
-            network.get_buffer(name)[tree, : len(values)] = torch.from_numpy(values)
-        progress(LearningProgress(tree + 1, TREES, 0.0, float(rows.gains.mean())))
+        tree = _joined(WIDENS, _joined(GROWN, *added) if len(added) > 1 else added[0], widening)
+        for name, values in tree.items():
+            network.get_buffer(name)[number, : len(values)] = torch.from_numpy(values)
+        progress(LearningProgress(number + 1, TREES, 0.0, float(rows.gains.mean())))
     _choose_caution(network, rows, left_out)
 
 
@@ -175,8 +179,8 @@ LEARNER: Final = GrowthsLearner(
     by_fitting,
     {
         "default": TreesConfig(),
-        # Chosen among five, by families left out (`bench advice-left-out --language`): most cases have one seed.
-        "language": TreesTaskConfig(task=Task.LANGUAGE_MODEL, least_weight=1.5, features=0.33),
+        # Chosen among seven, by families left out (`bench advice-left-out --language`): most cases have one seed.
+        "language": TreesTaskConfig(task=Task.LANGUAGE_MODEL, least_weight=1.5),
     },
     encoder="trees",
     continues=False,

@@ -89,6 +89,12 @@ BASE: Final = (*STATIC, *DYNAMIC)
 """Features by which policies of classifications were learned."""
 FEATURES: Final = (*BASE, *INSERTED, *PROGRESS)
 """New ones come last: the trees of stored policies name features by their places."""
+OF_SIZE: Final = (
+    "place along the longest path", "place among its kind", "log parameters added", "share of parameters added",
+    "slowdown", "log places", "log width", "width by the widest", "width by the narrowest", "mixing layers before",
+    "mixing layers", "depth", "log parameters", "layers and blocks offered", "classes",
+)  # fmt: skip
+"""Do not carry over sizes: by them, trees learn the few families of language models by heart."""
 INSERTIONS: Final = (Insertion.EXACT, Insertion.SCALED, Insertion.UNFOLD)
 """Ways to insert whole blocks that have rows of their own."""
 

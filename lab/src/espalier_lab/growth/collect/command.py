@@ -45,7 +45,7 @@ _OF_CORPORA: Final = {"moments": "--moments", "most": "--most", "ways": "--way",
     "--corpus",
     metavar="NAME|FILE.py",
     help="Collect a corpus of growth: a set of families (growth, free, unseen, language, language-long, "
-    "language-unseen, regression, regression-unseen), or the cases of a file.",
+    "language-longest, language-unseen, regression, regression-unseen), or the cases of a file.",
 )
 @click.option(
     "--moments", default="20%,50%", show_default=True, callback=shares, help="For a corpus: when models grow."
@@ -64,8 +64,8 @@ _OF_CORPORA: Final = {"moments": "--moments", "most": "--most", "ways": "--way",
     type=click.Choice([way.value for way in Way]),
     help="For a corpus: how models come to a decision. plain; grown: they have grown at the first moment; faster: "
     "--throughput speeds up what follows; inserted: they add whole blocks alone, exact, scaled and unfolding; "
-    "every: as plain, and whole blocks also scaled and unfolding; widened: they widen alone, which can then reach "
-    "into equal blocks. "
+    "every: as plain, and whole blocks also scaled and unfolding; again: as every, grown at the first moment; widened: "
+    "they widen alone, which can then reach into equal blocks. "
     "Repeatable.  [default: plain, grown, faster; grown only with two moments]",
 )
 @click.option(

@@ -34,6 +34,8 @@ class Way(StrEnum):
     """The model has never grown, and may add only whole blocks: exact, scaled, or unfolding."""
     EVERY = "every"
     """As `PLAIN`, and whole blocks are also inserted scaled and unfolding."""
+    AGAIN = "again"
+    """As `EVERY`, but the model has grown at the first moment, whole blocks in one of these ways."""
     WIDENED = "widened"
     """The model has never grown, and may only widen. Where blocks may be added, those of a run must stay equal, so that
     channels within one are not widened, such as those of the MLPs of transformers."""
@@ -64,8 +66,8 @@ class CorpusOptions:
         """Return the ways; raise `InputError` if the moments do not allow a requested one."""
         wanted = set(self.ways or _USUAL)
         if len(self.moments) == 1:
-            if Way.GROWN in self.ways:
-                raise InputError("--way grown: needs two --moments, one to grow at and one to decide at; name two")
+            for way in {Way.GROWN, Way.AGAIN} & {*self.ways}:
+                raise InputError(f"--way {way}: needs two --moments, one to grow at and one to decide at; name two")
             wanted.discard(Way.GROWN)
         return [way for way in Way if way in wanted]
 
@@ -147,6 +149,7 @@ def _settings(options: CorpusOptions) -> list[Setting]:
         Way.FASTER: replace(plain, speed=options.speed),
         Way.INSERTED: replace(plain, inserted=inexact, only=ADD_BLOCK.name),
         Way.EVERY: replace(plain, inserted=inexact),
+        Way.AGAIN: replace(plain, inserted=inexact, grown=True),
         Way.WIDENED: replace(plain, operations=(DEEPEN.name, WIDEN.name), only=WIDEN.name),
     }
     return [known[way] for way in options.chosen()]

@@ -16,7 +16,7 @@ from espalier_core.types.task import Task
 from espalier_lab.growth.corpus.designs import BODIES, SIZES, Design, built, drawn
 from espalier_lab.growth.corpus.free import free_model, free_steps
 from espalier_lab.growth.corpus.inputs import KINDS, NUMBERS, inputs_of
-from espalier_lab.growth.corpus.language import LANGUAGE, LANGUAGE_LONG, LANGUAGE_UNSEEN, LanguageFamilies
+from espalier_lab.growth.corpus.language import LANGUAGE_SETS, LanguageFamilies
 from espalier_lab.growth.judge.case import JudgeCase
 
 BATCH_SIZE: Final = 32
@@ -144,8 +144,7 @@ REGRESSION_UNSEEN: Final = Families(
 )
 """Families that judge a policy of them."""
 SETS: Final[dict[str, Families | FreeFamilies | LanguageFamilies]] = {
-    families.name: families
-    for families in (LEARNING, FREE, UNSEEN, LANGUAGE, LANGUAGE_LONG, LANGUAGE_UNSEEN, REGRESSION, REGRESSION_UNSEEN)
+    one.name: one for one in (LEARNING, FREE, UNSEEN, *LANGUAGE_SETS, REGRESSION, REGRESSION_UNSEEN)
 }
 
 

@@ -27,6 +27,8 @@ from espalier_lab.growth.judge.case import JudgeCase
 BATCH_SIZE: Final = 8
 _CHARACTERS_KNOWN: Final = 96
 _PAIRS_KNOWN: Final = 512
+LONG_STEPS: Final = (1500, 9000)
+"""Least and most steps of a long budget; of recurrent models, whose steps are slow, a third of these."""
 _BASE: Final = 10_000.0
 """Of the wave lengths of rotary positions (RoFormer)."""
 
@@ -68,16 +70,16 @@ class LanguageDesign:
         return "-".join(parts)
 
 
-def drawn(body: str, chance: random.Random, *, long: bool = False) -> LanguageDesign:
-    """Draw a design with this body; small and with many steps if it is `long`."""
+def drawn(body: str, chance: random.Random, *, long: tuple[int, int] | None = None) -> LanguageDesign:
+    """Draw a design with this body; with `long` a small one, which has at least and at most so many steps."""
     width = chance.choice((16, 24, 32, 32, 48, 64) if long else (32, 32, 48, 64, 64, 96, 128, 192, 256))
     heads = chance.choice([count for count in (2, 4, 8) if width // count >= 8])
     few, many = (1, 1, 2), (1, 1, 1, 2, 2, 3, 4, 6)
     blocks = chance.choice(many if width <= 96 and not long else few)
     gated = chance.random() < 0.35
     if long:
-        most = 3000 if body == "recurrent" else 9000  # whose steps are slow
-        steps = round(math.exp(chance.uniform(math.log(1500), math.log(most))))
+        least, most = long
+        steps = round(math.exp(chance.uniform(math.log(least), math.log(most / (3 if body == "recurrent" else 1)))))
     else:
         # What is wide or deep is slow: budgets are of about the same time.
         slow = 1.0 + blocks * (width / 64) ** 1.5
@@ -276,6 +278,8 @@ class LanguageFamilies:
     texts: tuple[str, ...]
     long: float = 0.0
     """Share of the families of each body that are small, with many steps."""
+    steps: tuple[int, int] = LONG_STEPS
+    """Least and most of these."""
 
     def __call__(self) -> tuple[JudgeCase, ...]:
         """Return the cases, one of each family."""
@@ -291,7 +295,8 @@ class LanguageFamilies:
         for body, count in self.counts:
             chance = random.Random(f"{self.seed}/{body}")
             drawn_ones += [
-                ((place + 0.5) / count, drawn(body, chance, long=place < self.long * count)) for place in range(count)
+                ((place + 0.5) / count, drawn(body, chance, long=self.steps if place < self.long * count else None))
+                for place in range(count)
             ]
         return [design for _, design in sorted(drawn_ones, key=lambda one: one[0])]
 
@@ -326,6 +331,15 @@ LANGUAGE_LONG: Final = LanguageFamilies(
     long=1.0,
 )
 """Small, with budgets in which it pays to grow, or nearly."""
+LANGUAGE_LONGEST: Final = LanguageFamilies(
+    "language-longest",
+    52,
+    (("attention", 7), ("convolution", 1)),
+    ("code", "prose", "headers", "grammar"),
+    long=1.0,
+    steps=(9000, 24_000),
+)
+"""Small, with budgets in which it pays to grow more than once."""
 LANGUAGE_UNSEEN: Final = LanguageFamilies(
     "language-unseen",
     5081,
@@ -334,3 +348,4 @@ LANGUAGE_UNSEEN: Final = LanguageFamilies(
     long=0.6,
 )
 """The drawn part of the language models that judge it: another seed, and a text that it has not met."""
+LANGUAGE_SETS: Final = (LANGUAGE, LANGUAGE_LONG, LANGUAGE_LONGEST, LANGUAGE_UNSEEN)

@@ -90,7 +90,7 @@ def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
     if setting.grown:
         share, *rest = setting.moments
         run.advance(share * run.budget)
-        run, grown = _grown_before(run, setting.most)
+        run, grown = _grown_before(run, setting)
         shares = tuple(rest) if grown else ()
     growths = chosen(setting.growths(run.network.architecture), setting.most)
     if setting.only and not growths:
@@ -112,14 +112,17 @@ def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
     return run.record(curve, moments, grown=grown, speed=setting.speed, left_out=refusals)
 
 
-def _grown_before(run: CaseRun, most: int) -> tuple[CaseRun, tuple[Action, ...]]:
+def _grown_before(run: CaseRun, setting: Setting) -> tuple[CaseRun, tuple[Action, ...]]:
     """Return the run after a growth, the same one for all seeds, with that growth; unchanged if none is possible."""
     architecture = run.network.architecture
-    growths = list(chosen(offered(architecture) if architecture is not None else (), most))
+    exact = chosen(offered(architecture) if architecture is not None else (), setting.most)
+    blocks = [action for action in exact if action.kind == ADD_BLOCK.name]
+    inexact = [one.model_copy(update={"insertion": kind}) for one in blocks for kind in setting.inserted]
+    growths = [*exact, *inexact]
     random.Random(run.case.name).shuffle(growths)
     for action in growths:
         try:
-            return run.grown(action), (action,)
+            return run.grown(action, action.insertion or Insertion.EXACT), (action,)
         except GrowthError:
             continue
     return run, ()

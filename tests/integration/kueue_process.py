@@ -133,7 +133,10 @@ class KueueProcess:
         data = self._server.request("GET", _SECRET).get("data") or {}
         self._certificates.mkdir(exist_ok=True)
         for name, text in data.items():
-            (self._certificates / name).write_bytes(base64.b64decode(text))
+            # Never half written: Kueue gives up where a certificate is empty.
+            part = self._certificates / f".{name}"
+            part.write_bytes(base64.b64decode(text))
+            part.replace(self._certificates / name)
         return "tls.crt" in data
 
     def _is_ready(self) -> bool:

@@ -52,8 +52,8 @@ from bench.volatile.traces import SECONDS, trace
 from espalier_agent.policies.policy import default_policy
 from espalier_core.base import Record
 from espalier_core.types.measurements import BidUse
-from espalier_lab.growth.corpus.families import LANGUAGE_UNSEEN, REGRESSION_UNSEEN, UNSEEN, Families
-from espalier_lab.growth.corpus.language import LanguageFamilies
+from espalier_lab.growth.corpus.families import REGRESSION_UNSEEN, UNSEEN, Families
+from espalier_lab.growth.corpus.language import LANGUAGE_UNSEEN, LanguageFamilies
 from espalier_lab.growth.judge.trialling import version_of
 from espalier_lab.run_store import RunFile
 from espalier_lab.simulator.jobs import FixedJob, ProfiledJob

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bench.unseen_language import RootMean
 from espalier_agent.commands.agent import agent
 from espalier_agent.data import carried_corpus, carried_tables, named_architecture
 from espalier_agent.learners.learning import LEARNERS, LearningError
@@ -40,6 +41,7 @@ from espalier_core.types.outcomes import (
 from espalier_core.types.task import Task
 from espalier_trainer.models.gpt import GPT
 from espalier_trainer.net2net.description import describe
+from own_layers import Transposed
 
 MODELS = {name: named_architecture(name) for name in ("cnn1", "cnn2")}
 PLACES = {"block0.0": 900, "block1.0": 169}
@@ -372,29 +374,6 @@ def test_the_shipped_policy_widens_where_that_gains_most(corpora: dict[str, Grow
         if (request := record.request(moment)) is not None
     }
     assert kinds >= {"Deepen", "Widen", "Nothing"}
-
-
-class Transposed(nn.Module):
-    """GPT-2's `Conv1D`."""
-
-    def __init__(self, given: int, made: int) -> None:
-        super().__init__()
-        self.made = made
-        self.weight, self.bias = nn.Parameter(torch.randn(given, made)), nn.Parameter(torch.zeros(made))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.made)
-
-
-class RootMean(nn.Module):
-    """RMSNorm as Llama's code has it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
 class Block(nn.Module):

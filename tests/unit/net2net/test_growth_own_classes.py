@@ -22,6 +22,7 @@ from espalier_trainer.net2net import (
     widening_groups,
 )
 from espalier_trainer.net2net.description import describe
+from own_layers import Transposed
 
 
 class NormAct(nn.BatchNorm2d):
@@ -75,19 +76,6 @@ class Standardised(nn.Conv2d):
             self.weight.reshape(1, self.out_channels, -1), None, None, training=True, momentum=0.0
         ).reshape_as(self.weight)
         return functional.conv2d(x, weight, self.bias, padding=1)
-
-
-class Transposed(nn.Module):
-    """GPT-2's `Conv1D`: a linear layer whose weight is transposed."""
-
-    def __init__(self, given: int, made: int) -> None:
-        super().__init__()
-        self.made = made
-        self.weight = nn.Parameter(0.3 * torch.randn(given, made))
-        self.bias = nn.Parameter(torch.zeros(made))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.made)
 
 
 class OwnGELU(nn.Module):

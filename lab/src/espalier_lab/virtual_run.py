@@ -47,7 +47,7 @@ NO_CHECKPOINTS_SECONDS: Final = 86_400
 def undisturbed(job: AdaptiveTrainingJob, **changes: Any) -> AdaptiveTrainingJob:
     """Return the job without evaluations and checkpoints on the way, which only cost wall time, and with `changes`.
 
-    In virtual time both are free, so the result is the same, but for schedules that read evaluations.
+    In virtual time both are free, so the result is the same, but for schedules and agents that read evaluations.
     """
     training = {"evaluateEveryEpochs": NEVER, **changes.pop("training", {})}
     return with_spec(job, training=training, checkpoint={"intervalSeconds": NO_CHECKPOINTS_SECONDS}, **changes)

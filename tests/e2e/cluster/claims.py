@@ -22,7 +22,7 @@ SERVICES = ("operator", "agent")
 MARKERS = (
     "nodes(count): worker nodes that the test has for itself, instead of one",
     "disturbs(operator=True, agent=True): nobody else uses it meanwhile",
-    "without_agent: the agent may be away or another one meanwhile",
+    "without(*services): these may be away or others meanwhile",
 )
 
 
@@ -91,14 +91,12 @@ def disturbed(item: pytest.Item | pytest.Function) -> set[str]:
 
 def used(item: pytest.Item) -> list[str]:
     """Return the services that a test uses, in the order in which they are claimed."""
-    without = {"agent"} if item.get_closest_marker("without_agent") else set()
+    without = {name for marker in item.iter_markers("without") for name in marker.args}
     return [name for name in SERVICES if name not in without - disturbed(item)]
 
 
 def wanted_nodes(item: pytest.Item) -> int:
-    """Return how many nodes a test needs; 0 where it uses none of their GPUs."""
-    if "nodes" not in item.fixturenames:  # type: ignore[attr-defined]
-        return 0
+    """Return how many nodes a test needs."""
     marker = item.get_closest_marker("nodes")
     return int(marker.args[0]) if marker else 1
 
@@ -107,23 +105,23 @@ def in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return tests in an order in which few wait for each other: those that can run side by side are neighbours.
 
     A test that disturbs the agent runs next to tests that do without it, and a test on several nodes next to tests on
-    one. Those that disturb the operator come last, next to those that need no nodes.
+    one. Those that disturb the operator come last, next to those that do without it.
     """
 
     def phase(item: pytest.Item) -> int:
-        if wanted_nodes(item) == 0 or "operator" in disturbed(item):
+        if not used(item) or "operator" in disturbed(item):
             return 3
         several = wanted_nodes(item) > 1
         if disturbed(item):
             return 1 if several else 2
-        if item.get_closest_marker("without_agent"):
+        if "agent" not in used(item):
             return 2 if several else 1
         return 0
 
     ordered: list[pytest.Item] = []
     for number in range(4):
         some = [item for item in items if phase(item) == number]
-        several = [item for item in some if wanted_nodes(item) > 1 and not item.get_closest_marker("without_agent")]
+        several = [item for item in some if wanted_nodes(item) > 1 and "agent" in used(item)]
         first = [item for item in some if disturbed(item) or item in several]
         rest = [item for item in some if item not in first]
         pairs = itertools.zip_longest(first, rest)

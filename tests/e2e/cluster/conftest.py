@@ -115,12 +115,11 @@ def nodes(request: pytest.FixtureRequest, all_gpus: None, services: None, claims
 
 
 @pytest.fixture
-def space(request: pytest.FixtureRequest, installed: None) -> Iterator[Space]:
+def space(nodes: Nodes) -> Iterator[Space]:
     """Give a namespace that ends with the test, and with everything in it."""
-    gpu_type = request.getfixturevalue("nodes").gpu_type if wanted_nodes(request.node) else ""
     name = f"e2e-{uuid.uuid4().hex[:8]}"
     kubectl("create", "namespace", name)
-    yield Space(name, gpu_type)
+    yield Space(name, nodes.gpu_type)
     # What may hold GPUs is waited for; the empty namespace ends by itself. Kubernetes looks again at one with pods only
     # after half of their grace period, however soon they have ended.
     kubectl("delete", "adaptivetrainingjobs,pods", "--all", "--namespace", name, "--timeout=120s", timeout=150)

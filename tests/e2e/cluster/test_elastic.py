@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kube import Nodes, Space, digits, kubectl, stranger, wait_for, waiting
 
-pytestmark = pytest.mark.without_agent
+pytestmark = pytest.mark.without("agent")
 
 
 def elastic(name: str, most: int = 2, **training: Any) -> dict[str, Any]:

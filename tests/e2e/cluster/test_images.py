@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from kube import ClusterError, Space, digits, get, kubectl, wait_for
 
+pytestmark = pytest.mark.without("operator", "agent")
 PARTS = ["operator", "trainer", "agent"]
 LARGEST_OPERATOR = 250e6
 
@@ -66,21 +67,10 @@ def pod(part: str, name: str, **container: Any) -> dict[str, Any]:
 def ended(space: Space, name: str, seconds: float = 90) -> str:
     """Wait for a pod's end and return its log; `ClusterError` with the log where it failed."""
     last = wait_for(f"{name} ends", lambda: {"Succeeded", "Failed"} & {space.phase(name)}, seconds)
-    log = wait_for("its log can be read", lambda: read_log(space, name))
+    log = kubectl("logs", name, "--namespace", space.name)
     if last != {"Succeeded"}:
         raise ClusterError(f"{name} failed: {log}")
     return log
-
-
-def read_log(space: Space, name: str) -> str:
-    """Return a pod's log; '' while its node is not known, for another test deletes a node for a moment."""
-    try:
-        return kubectl("logs", name, "--namespace", space.name)
-    except ClusterError as error:
-        node = get("pods", name, namespace=space.name)["spec"]["nodeName"]
-        if f'"{node}" not found' not in str(error):
-            raise
-        return ""
 
 
 LABORATORY = {

@@ -29,7 +29,7 @@ from kube import (
 
 from tools import tool
 
-pytestmark = [pytest.mark.without_agent, pytest.mark.disturbs(operator=True)]
+pytestmark = [pytest.mark.without("agent"), pytest.mark.disturbs(operator=True)]
 _NAMESPACE = "kueue-system"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 Queue = Callable[..., str]

@@ -25,7 +25,7 @@ class Page(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b'steps_done 10\\nloss{split="test"} 0.5\\n')
 http.server.HTTPServer(("", 8000), Page).serve_forever()
 """
-pytestmark = pytest.mark.without_agent
+pytestmark = pytest.mark.without("agent")
 
 
 def example(name: str, space: Space, called: str = "", **spec: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from kube import GPU, Nodes, Space, digits, get, kubectl, stranger, wait_for
 
 IMAGE = "localhost/no-such-image:none"
 """Of pods that never run."""
-pytestmark = pytest.mark.without_agent
+pytestmark = pytest.mark.without("agent")
 
 
 @pytest.mark.nodes(2)

@@ -31,6 +31,9 @@ def test_lines_wait_for_their_time_but_for_the_last(
 
 
 def test_learning_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    learning_lines()(LearningProgress(episodes=50, total_episodes=50, objective=1.25, mean_accuracy=0.5))
-    line = capsys.readouterr().err
-    assert re.fullmatch(r"50/50 episodes, [0-9]+ a second, objective 1\.250, mean accuracy 0\.5000\n", line)
+    for known, text in (
+        ({"objective": 1.25, "mean_accuracy": 0.5}, r", objective 1\.2500, mean accuracy 0\.5000"),
+        ({}, ""),
+    ):
+        learning_lines()(LearningProgress(episodes=50, total_episodes=50, **known))
+        assert re.fullmatch(rf"50/50 episodes, [0-9]+ a second{text}\n", capsys.readouterr().err)

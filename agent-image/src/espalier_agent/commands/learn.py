@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from math import isnan
 from pathlib import Path
 
 import click
@@ -281,14 +282,9 @@ def learning_lines() -> ProgressCallback:
     lines = ProgressLines()
 
     def tell(progress: LearningProgress) -> None:
-        lines.tell(
-            progress.episodes,
-            progress.total_episodes,
-            lambda seconds: (
-                f"{progress.episodes}/{progress.total_episodes} episodes, "
-                f"{progress.episodes / max(seconds, 1e-9):.0f} a second, "
-                f"objective {progress.objective:.3f}, mean accuracy {progress.mean_accuracy:.4f}"
-            ),
-        )
+        done, total = progress.episodes, progress.total_episodes
+        figures = {"objective": progress.objective, "mean accuracy": progress.mean_accuracy}
+        known = "".join(f", {name} {value:.4f}" for name, value in figures.items() if not isnan(value))
+        lines.tell(done, total, lambda since: f"{done}/{total} episodes, {done / max(since, 1e-9):.0f} a second{known}")
 
     return tell

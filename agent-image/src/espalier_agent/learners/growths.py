@@ -90,6 +90,8 @@ class OfTask(Record):
     """The task of a policy that is not for classifications."""
 
     task: Task
+    trees: int | None = None
+    """Number of trees, where the network has any; None: as many as for classifications."""
 
 
 class HeldOut(Record):
@@ -149,7 +151,7 @@ class GrowthsLearner(Learner):
             *(state.architecture for tree in trees for state in tree.states[:1]),
         ]
         operations = {row.action.kind for row in found} - {DEEPEN.name}
-        network = _network(self.encoder, architectures, operations, task, lesson.seed)
+        network = _network(self.encoder, architectures, operations, config, lesson.seed)
         self.fit(network, found, config, lesson.seed, lesson.progress)
         vocabulary = Vocabulary.build(architectures, DEFAULT_EMBEDDING_SEED)
         start = Start(tuple(tables), lesson.seed, network, vocabulary, games=[])
@@ -173,13 +175,13 @@ def _domain(task: Task, cases: Sequence[CaseRecord]) -> Domain | None:
 
 
 def _network(
-    encoder: str, architectures: Sequence[Architecture], operations: Iterable[str], task: Task, seed: int
+    encoder: str, architectures: Sequence[Architecture], operations: Iterable[str], recipe: GrowthsConfig, seed: int
 ) -> PolicyNetwork:
     """Return a network that scores only the operations that it learns from."""
     points = max((len(one.growth_points) for one in architectures), default=1)
     config = NetworkConfig.scoring(encoder, max(1, points), [one for one in operation_names() if one in operations])
-    if task is not Task.CLASSIFICATION:
-        config = config.model_copy(update={"task": task})
+    if isinstance(recipe, OfTask):
+        config = config.model_copy(update={"task": recipe.task, "trees": recipe.trees})
     return PolicyNetwork.seeded(config, seed)
 
 

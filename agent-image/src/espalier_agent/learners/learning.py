@@ -7,6 +7,7 @@ one line in `LEARNERS`, or an entry point of another package, gives it a name.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,10 +47,10 @@ class LearningProgress:
 
     episodes: int
     total_episodes: int
-    objective: float
-    """Value that the learner minimises, mean over the update's episodes; for REINFORCE Algorithm 3's O."""
-    mean_accuracy: float
-    """Final accuracy, mean over the update's episodes."""
+    objective: float = math.nan
+    """Value that the learner minimises, mean over the update's episodes; for REINFORCE Algorithm 3's O. NaN: none."""
+    mean_accuracy: float = math.nan
+    """Final accuracy, mean over the update's episodes; NaN: not known."""
 
 
 ProgressCallback = Callable[[LearningProgress], None]

@@ -42,6 +42,8 @@ class NetworkConfig(Record):
     """Growth operations other than `Deepen` and `Widen` whose targets are scored."""
     task: Task | None = None
     """The task in whose measure gains are; absent: a classification."""
+    trees: int | None = Field(default=None, ge=1, le=1000)
+    """Number of trees, where there are any; absent: 100."""
 
     @classmethod
     def scoring(cls, encoder: str, growth_points: int, operations: Iterable[str]) -> NetworkConfig:

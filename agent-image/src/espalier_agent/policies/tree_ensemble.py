@@ -85,7 +85,7 @@ class TreesNetwork(PolicyNetwork):
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__(config)
         for name in ("feature", "threshold", "left", "right", "value"):
-            initial = torch.full((TREES, NODES), -1.0 if name == "feature" else 0.0)
+            initial = torch.full((config.trees or TREES, NODES), -1.0 if name == "feature" else 0.0)
             self.register_buffer(name, initial)
         self.register_buffer("caution", torch.zeros(1))
         self.register_buffer("needed", torch.zeros(1))
@@ -136,7 +136,7 @@ class TreesNetwork(PolicyNetwork):
         """Return the value of each tree, squashed: (trees, n, growths)."""
         rows = rows_of(prepared, models, time_left_s, time_budget_s).numpy()
         count, growths, _ = rows.shape
-        return self._trees().evaluated(rows.reshape(-1, len(FEATURES))).reshape(TREES, count, growths)
+        return self._trees().evaluated(rows.reshape(-1, len(FEATURES))).reshape(-1, count, growths)
 
     def _trees(self) -> Trees:
         """Return the trees, built once for a network in service, which does not change."""

@@ -11,7 +11,6 @@ model that the tables reach.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -95,7 +94,7 @@ def train(start: Start, config: DistilledConfig, progress: ProgressCallback) -> 
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
-        progress(LearningProgress(update + 1, config.student_updates, loss.item(), math.nan))
+        progress(LearningProgress(update + 1, config.student_updates, loss.item()))
     return sum(member.lineage.episodes for member in members)
 
 

@@ -68,7 +68,6 @@ def _fit(
     features = torch.cat([batch.features for batch in batches])
     network.head.get_buffer("mean").copy_(features.mean(dim=0))
     network.head.get_buffer("deviation").copy_(features.std(dim=0) + LEAST_DEVIATION)
-    mean_gain = float(np.mean([row.gain for row in found]))
     # Dropout draws from the global generator.
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -90,7 +89,7 @@ def _fit(
                 ascend(optimizer, -loss)
                 schedule.step()
                 losses.append(loss.item())
-            progress(LearningProgress(epoch + 1, config.epochs, float(np.mean(losses)), mean_gain))
+            progress(LearningProgress(epoch + 1, config.epochs, float(np.mean(losses))))
 
 
 def _batches(

@@ -135,8 +135,8 @@ class TreesNetwork(PolicyNetwork):
     ) -> npt.NDArray[np.float32]:
         """Return the value of each tree, squashed: (trees, n, growths)."""
         rows = rows_of(prepared, models, time_left_s, time_budget_s).numpy()
-        count, growths, _ = rows.shape
-        return self._trees().evaluated(rows.reshape(-1, len(FEATURES))).reshape(-1, count, growths)
+        trees, (count, growths, _) = self._trees(), rows.shape
+        return trees.evaluated(rows.reshape(-1, len(FEATURES))).reshape(len(trees.roots), count, growths)
 
     def _trees(self) -> Trees:
         """Return the trees, built once for a network in service, which does not change."""

@@ -90,7 +90,7 @@ class OfTask(Record):
     """The task of a policy that is not for classifications."""
 
     task: Task
-    trees: int | None = None
+    trees: int | None = Field(default=None, ge=1, le=1000)
     """Number of trees, where the network has any; None: as many as for classifications."""
 
 

@@ -14,6 +14,7 @@ import httpx
 from apiserver import ApiServer, ServerError
 from ruamel.yaml import YAML
 
+from espalier_core.files.documents import write_bytes_atomically
 from ports import free_port
 from tools import tool
 
@@ -134,9 +135,7 @@ class KueueProcess:
         self._certificates.mkdir(exist_ok=True)
         for name, text in data.items():
             # Never half written: Kueue gives up where a certificate is empty.
-            part = self._certificates / f".{name}"
-            part.write_bytes(base64.b64decode(text))
-            part.replace(self._certificates / name)
+            write_bytes_atomically(self._certificates / name, base64.b64decode(text))
         return "tls.crt" in data
 
     def _is_ready(self) -> bool:

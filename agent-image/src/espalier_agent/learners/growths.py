@@ -30,7 +30,7 @@ from espalier_agent.learners.learning import (
     remembered,
 )
 from espalier_agent.policies.familiarity import Domain, steps_left
-from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, TreeCount
 from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED, LearntHistory, Policy
 from espalier_agent.policies.tree_features import RequestFacts, Vector, changing_features, row_of, static_features
 from espalier_agent.policies.vocabulary import Vocabulary
@@ -90,7 +90,7 @@ class OfTask(Record):
     """The task of a policy that is not for classifications."""
 
     task: Task
-    trees: int | None = Field(default=None, ge=1, le=1000)
+    trees: TreeCount | None = None
     """Number of trees, where the network has any; None: as many as for classifications."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -25,6 +25,7 @@ from espalier_core.registry import Registry
 from espalier_core.types.advice import ActionColumns, AdviceRequest
 from espalier_core.types.task import Task
 
+TreeCount = Annotated[int, Field(ge=1, le=1000)]
 Prepared = dict[str, Tensor]
 """Models as the constant tensors that an encoder reads; prepared once, encoded in each update."""
 
@@ -42,7 +43,7 @@ class NetworkConfig(Record):
     """Growth operations other than `Deepen` and `Widen` whose targets are scored."""
     task: Task | None = None
     """The task in whose measure gains are; absent: a classification."""
-    trees: int | None = Field(default=None, ge=1, le=1000)
+    trees: TreeCount | None = None
     """Number of trees, where there are any; absent: 100."""
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -44,6 +44,10 @@ class Setting:
     """Inexact ways to insert whole blocks."""
     only: str | None = None
     """The one operation by which models grow; None: all."""
+
+    def inexact(self, growths: Iterable[Action]) -> list[tuple[Action, Insertion]]:
+        """Return the whole blocks among `growths`, each with each inexact way."""
+        return [(one, kind) for one in growths if one.kind == ADD_BLOCK.name for kind in self.inserted]
 
     def facts(self) -> tuple[object, ...]:
         """Return the facts that records depend on; settings other than the defaults add theirs."""
@@ -116,9 +120,7 @@ def _grown_before(run: CaseRun, setting: Setting) -> tuple[CaseRun, tuple[Action
     """Return the run after a growth, the same one for all seeds, with that growth; unchanged if none is possible."""
     architecture = run.network.architecture
     exact = chosen(offered(architecture) if architecture is not None else (), setting.most)
-    blocks = [action for action in exact if action.kind == ADD_BLOCK.name]
-    inexact = [one.model_copy(update={"insertion": kind}) for one in blocks for kind in setting.inserted]
-    growths = [*exact, *inexact]
+    growths = [*exact, *(one.model_copy(update={"insertion": kind}) for one, kind in setting.inexact(exact))]
     random.Random(run.case.name).shuffle(growths)
     for action in growths:
         try:
@@ -142,8 +144,7 @@ def _moment(
             return None
 
     arms = [trained(action, Insertion.EXACT) for action in (Action.nothing(), *growths)]
-    blocks = [action for action in growths if action.kind == ADD_BLOCK.name]
-    inserted = [(trained(action, kind), kind) for action in blocks for kind in setting.inserted]
+    inserted = [(trained(action, kind), kind) for action, kind in setting.inexact(growths)]
     moment = MomentRecord(
         share=share,
         validation_accuracy=rounded(now.accuracy),
